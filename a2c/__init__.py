@@ -1,0 +1,48 @@
+"""a2c: a synchronous, vectorised advantage actor-critic for Atari.
+
+Names load on first use, so that an environment worker which imports `a2c.envs` never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from a2c.batch import Experience, unpack_batch
+    from a2c.config import PRESETS, Config
+    from a2c.envs import make_envs
+    from a2c.evaluate import evaluate
+    from a2c.losses import a2c_loss
+    from a2c.networks import AtariA2C
+    from a2c.returns import lambda_returns
+    from a2c.rollout import Collector, Rollout
+    from a2c.trainer import Trainer
+
+_HOME = {
+    "AtariA2C": "networks",
+    "Collector": "rollout",
+    "Config": "config",
+    "Experience": "batch",
+    "PRESETS": "config",
+    "Rollout": "rollout",
+    "Trainer": "trainer",
+    "a2c_loss": "losses",
+    "evaluate": "evaluate",
+    "lambda_returns": "returns",
+    "make_envs": "envs",
+    "unpack_batch": "batch",
+}
+__all__ = sorted(_HOME)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'a2c' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"a2c.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,153 @@
+"""From experience to what the loss takes: states, actions and bootstrapped returns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from a2c.returns import lambda_returns
+from a2c.rollout import Rollout
+
+
+class Experience(NamedTuple):
+    """An n-step transition as notebooks have it.
+
+    `reward` is the discounted sum of the window's rewards; `last_state` is the observation
+    behind the window, None when the episode ended inside it. `reward_steps` is set only for
+    a window shorter than usual that still has a `last_state` (a truncated episode).
+    """
+
+    state: Any
+    action: int
+    reward: float
+    last_state: Any | None
+    reward_steps: int | None = None
+
+
+@torch.no_grad()
+def unpack_batch(
+    batch: Sequence[Any] | Rollout,
+    net: nn.Module,
+    device: str | torch.device = "cpu",
+    *,
+    gamma: float = 0.99,
+    reward_steps: int = 4,
+    gae_lambda: float = 1.0,
+    reward_clip: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn experience into `(states, actions, returns)`; no result carries a graph.
+
+    For transitions: `returns[b] = reward[b] + gamma^reward_steps * V(last_state[b])`, without
+    the second term where `last_state` is None. For a `Rollout`: its lambda-returns (see
+    `lambda_returns`), environment after environment within each step. Both forms give the
+    same numbers on the same experience with `gae_lambda = 1`.
+
+    Args:
+        batch: transitions with `state, action, reward, last_state` (`Experience` or any object
+            with these attributes), or a `Rollout`.
+        net: network with outputs `(logits, values [B, 1])`; its values bootstrap the returns.
+        device: where the results live.
+        gamma: discount per decision.
+        reward_steps: decisions that the `reward` of a transition sums over (a rollout's
+            window is its own length).
+        gae_lambda: trace decay; transitions have none, so 1 is required there.
+        reward_clip: bound on each reward of a rollout, 0 for none (a transition's reward is
+            a sum already: clip it where it is summed).
+
+    Returns:
+        states `[B, ...]` in their own dtype, int64 actions `[B]`, float32 returns `[B]`.
+
+    Raises:
+        ValueError: an empty batch, `reward_steps` below 1, or lambda below 1 for transitions.
+    """
+    if len(batch) == 0:
+        raise ValueError("batch must hold at least 1 transition, got 0")
+    if isinstance(batch, Rollout):
+        return _unpack_rollout(batch, net, device, gamma, gae_lambda, reward_clip)
+    if gae_lambda != 1.0:
+        raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
+    if reward_steps < 1:
+        raise ValueError(f"reward_steps must be at least 1, got {reward_steps}")
+    states = torch.as_tensor(np.stack([np.asarray(e.state) for e in batch])).to(device)
+    actions = torch.tensor([int(e.action) for e in batch], dtype=torch.int64, device=device)
+    returns = torch.tensor([float(e.reward) for e in batch], dtype=torch.float32, device=device)
+    alive = [i for i, e in enumerate(batch) if e.last_state is not None]
+    if alive:
+        last_states = torch.as_tensor(np.stack([np.asarray(batch[i].last_state) for i in alive])).to(device)
+        lengths = [getattr(batch[i], "reward_steps", None) or reward_steps for i in alive]
+        discounts = torch.tensor([gamma**n for n in lengths], dtype=torch.float32, device=device)
+        returns[alive] += discounts * _values(net, last_states)
+    return states, actions, returns
+
+
+def _unpack_rollout(
+    rollout: Rollout, net: nn.Module, device: str | torch.device, gamma: float, gae_lambda: float, reward_clip: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    envs = rollout.actions.shape[1]
+    bootstrap = _values(net, torch.cat([rollout.next_obs, rollout.final_obs]).to(device))  # [N + K]
+    next_values = torch.cat([rollout.values[1:].to(device), bootstrap[None, :envs]])  # [T, N]
+    t, n = rollout.final_index.to(device).unbind(1)
+    next_values[t, n] = bootstrap[envs:]
+    rewards = rollout.rewards.to(device)
+    if reward_clip:
+        rewards = rewards.clamp(-reward_clip, reward_clip)
+    returns = lambda_returns(
+        rewards,
+        next_values,
+        rollout.terminated.to(device),
+        rollout.truncated.to(device),
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+    )
+    return rollout.obs.flatten(0, 1).to(device), rollout.actions.flatten().to(device), returns.flatten()
+
+
+def _values(net: nn.Module, obs: Tensor) -> Tensor:
+    """V of `obs [B, ...]` as float32 `[B]`."""
+    return net(obs)[1].float().squeeze(1)
+
+
+class SlidingWindows:
+    """The classic notebook's batches: sliding n-step windows, `batch_size` transitions at a time.
+
+    Feed it rollouts; each decision becomes one `Experience` as soon as its window of
+    `reward_steps` decisions is complete or its episode ends. Windows run on across updates, as
+    they do in the notebook, so up to n - 1 of their rewards come from a slightly newer policy.
+    """
+
+    def __init__(self, num_envs: int, reward_steps: int, batch_size: int, gamma: float, reward_clip: float) -> None:
+        self.reward_steps, self.batch_size, self.gamma, self.reward_clip = reward_steps, batch_size, gamma, reward_clip
+        self.open: list[deque[tuple[Tensor, int, float]]] = [deque() for _ in range(num_envs)]
+        self.complete: list[Experience] = []
+
+    def push(self, rollout: Rollout) -> list[list[Experience]]:
+        """Take a rollout in and give back the batches that are now full."""
+        obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], own memory
+        finals = {tuple(i): o.cpu() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
+        rewards = rollout.rewards.clamp(-self.reward_clip, self.reward_clip) if self.reward_clip else rollout.rewards
+        actions, rewards = rollout.actions.tolist(), rewards.tolist()
+        terminated, truncated = rollout.terminated.tolist(), rollout.truncated.tolist()
+        for t in range(len(actions)):
+            for n, window in enumerate(self.open):
+                window.append((obs[t, n], actions[t][n], rewards[t][n]))
+                if terminated[t][n] or truncated[t][n]:
+                    while window:
+                        self._emit(window, finals.get((t, n)))
+                elif len(window) == self.reward_steps:
+                    self._emit(window, obs[t + 1, n])
+        full = len(self.complete) // self.batch_size * self.batch_size
+        ready, self.complete = self.complete[:full], self.complete[full:]
+        return [ready[i : i + self.batch_size] for i in range(0, full, self.batch_size)]
+
+    def _emit(self, window: deque[tuple[Tensor, int, float]], last_state: Tensor | None) -> None:
+        reward = 0.0
+        for _, _, r in reversed(window):
+            reward = r + self.gamma * reward
+        length = len(window)
+        state, action, _ = window.popleft()
+        self.complete.append(Experience(state, action, reward, last_state, length))

@@ -1,0 +1,58 @@
+"""Saving and loading a run: written atomically, loaded without executing anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+REQUIRED = ("format", "config", "network", "optimizer", "env_steps", "updates")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says which, why and what to do."""
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` to `path` so that a reader sees the old file or the new one, never half of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        torch.save({"format": FORMAT, **state}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read a checkpoint with `weights_only=True`.
+
+    Raises CheckpointError, in one line, for a file that is missing, damaged, foreign or newer.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint must be a file, got {path}; is this the directory of a run?")
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]})") from error
+    missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
+    if missing:
+        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}")
+    if state["format"] > FORMAT:
+        raise CheckpointError(f"checkpoint {path} has format {state['format']}, newer than {FORMAT}: update a2c")
+    return state
+
+
+def load_network(net: torch.nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load the checkpoint's parameters; CheckpointError when they belong to another network."""
+    try:
+        net.load_state_dict(state["network"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
+        ) from error

@@ -1,0 +1,144 @@
+"""The command line: `python train.py`, `a2c train`, `a2c evaluate`. No torch until a command runs.
+
+A bad value ends the command before any process starts, with one line that names the field,
+the rule and the value, and exit code 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from a2c.config import Config, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play a trained, frozen policy and print the true score of its games."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run directory (path)."""
+    episodes: int = 30
+    """Games to play (count)."""
+    checkpoint: str = "latest.pt"
+    """Checkpoint inside the run directory: latest.pt or best.pt (file name)."""
+    greedy: bool = False
+    """Take the most likely action instead of sampling from the policy."""
+    seed: int = 10_000
+    """Seed of environments and sampling (integer, 0 or more)."""
+    cuda: bool = False
+    """Use the GPU."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Entry point of the console script `a2c`."""
+    args = list(sys.argv[1:] if args is None else args)
+    commands: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "evaluate": evaluate}
+    if not args or args[0] in ("-h", "--help"):
+        print("usage: a2c COMMAND [OPTIONS]\n\ncommands:\n  train      train an agent\n  evaluate   play a trained policy\n\n`a2c COMMAND --help` explains every option.")  # fmt: skip
+        return 0 if args else 2
+    if args[0] not in commands:
+        return _refuse(
+            f"command must be one of {', '.join(commands)}, got {args[0]!r}; {nearest(args[0], [*commands])}"
+        )
+    return commands[args[0]](args[1:])
+
+
+def train(args: Sequence[str] | None = None) -> int:
+    """Parse the flags and run one training; returns the exit code."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        config = parse_config(args)
+        # Waiting OpenMP threads would spin on the cores that the emulators need.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from a2c.trainer import Trainer
+
+        trainer = Trainer(config)
+    except ValueError as error:
+        return _refuse(str(error))
+    print(f"run directory {trainer.run_dir}\n{config.to_json()}", end="", flush=True)
+    return trainer.run()
+
+
+def evaluate(args: Sequence[str] | None = None) -> int:
+    """Parse the flags, play the games, print mean, standard deviation, min and max."""
+    try:
+        options = parse(Evaluate, "a2c evaluate", args)
+        from a2c.evaluate import evaluate as play
+
+        scores = play(
+            options.run,
+            options.episodes,
+            checkpoint=options.checkpoint,
+            greedy=options.greedy,
+            seed=options.seed,
+            cuda=options.cuda,
+        )
+    except ValueError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
+    print(
+        f"{len(scores)} games of {options.run}: mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, "
+        f"min {scores.min():g}, max {scores.max():g}"
+    )
+    return 0
+
+
+def parse_config(args: Sequence[str]) -> Config:
+    """Flags to a Config: the run's own config on --resume, else the preset's, then every flag given."""
+    default = Config.from_preset(_value_of(args, "--preset") or "default")
+    resume = _value_of(args, "--resume")
+    if resume is not None:
+        path = Path(resume) / "config.json"
+        if not path.is_file():
+            raise ValueError(f"resume must be a run directory with a config.json, got {resume}")
+        default = replace(Config.from_json(path.read_text(encoding="utf-8")), run_dir=None)
+    return parse(Config, "train.py", args, default)
+
+
+def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None) -> T:
+    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through."""
+    errors = io.StringIO()
+    kwargs = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(kind, prog=prog, args=args, **kwargs)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_one_line(errors.getvalue())) from None
+
+
+def _value_of(args: Sequence[str], flag: str) -> str | None:
+    """The value that `args` gives to `flag`, before the other flags are read."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(flag + "="):
+            return arg.split("=", 1)[1]
+    return None
+
+
+def _one_line(box: str) -> str:
+    """The message inside tyro's box, without its frame and its advice."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
+    rules = [i for i, line in enumerate(lines) if line.startswith("───")]
+    message = " ".join(lines[: rules[0]] if rules else lines).split("Got errors:")[0].strip()
+    near = [line.split()[0] for line in lines if line.startswith("--")] if "Perhaps you meant:" in lines else []
+    return f"{message}; did you mean {' or '.join(near)}?" if near else message
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

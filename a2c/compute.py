@@ -1,0 +1,87 @@
+"""Where the arithmetic runs: device, precision and one compute thread per core.
+
+Network passes of this size gain little from a second thread inside one operator. They gain
+all of it when two threads each work on their own share: half of the environments while
+acting, half of the batch while learning. So every thread here runs its operators alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from a2c.config import Config
+
+
+class Compute:
+    """Device, precision and thread pool of a run.
+
+    Raises ValueError when the GPU is asked for and there is none.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.cuda and not torch.cuda.is_available():
+            raise ValueError("cuda needs a GPU that torch can use, and found none; run without --cuda")
+        self.device = torch.device("cuda" if config.cuda else "cpu")
+        self.precision = resolve_precision(config.precision, self.device)
+        cores = config.threads or available_cores()
+        # On a GPU two groups are enough: one acts while the other's environments step.
+        self.threads = min(cores, 2) if config.cuda else cores
+        self.env_groups = max(1, min(self.threads, config.num_envs // 8))
+        self.threads_per_group = max(1, cores // self.env_groups)
+        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=torch.set_num_threads, initargs=(1,))
+
+    def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
+        """Call `function` on each item in the compute threads; results in order, errors raised."""
+        return list(self.pool.map(function, *items))
+
+    def working_copy(self, net: nn.Module) -> nn.Module:
+        """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
+
+        The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints
+        hold; `refresh` carries them over. Normaliser buffers are shared and stay float32.
+        """
+        net.to(self.device)
+        if self.precision == torch.float32:
+            return net
+        twin = copy.deepcopy(net)
+        twin.normalizer = net.normalizer
+        for parameter in twin.parameters():
+            parameter.data = parameter.data.to(self.precision)
+        return twin
+
+    def shards(self, size: int) -> int:
+        """Parts that `size` samples are worth learning in, one per thread; one on a GPU."""
+        return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.shutdown()
+
+
+@torch.no_grad()
+def refresh(twin: nn.Module, net: nn.Module) -> None:
+    """Give the working copy the parameters that `net` has now."""
+    if twin is not net:
+        for copied, parameter in zip(twin.parameters(), net.parameters(), strict=True):
+            copied.copy_(parameter)
+
+
+def available_cores() -> int:
+    """Cores this process may use (its affinity mask, not the machine's count)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where the processor multiplies it natively, else float32."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16") else torch.float32

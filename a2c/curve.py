@@ -1,0 +1,58 @@
+"""The learning curve of a run, drawn from its episodes.csv."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from a2c.logger import WINDOW
+
+
+def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
+    """Columns of episodes.csv as float arrays, one entry per finished game."""
+    with open(run_dir / "episodes.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(r[name]) for r in rows]) for name in ("env_steps", "seconds", "score", "length")}
+
+
+def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
+    """Mean of the last `window` scores at each game (of fewer at the start)."""
+    sums = np.cumsum(np.insert(scores, 0, 0.0))
+    ends = np.arange(1, len(scores) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path | None:
+    """Draw score against env_steps into curve.png; None while no game is finished."""
+    episodes = read_episodes(run_dir)
+    if len(episodes["score"]) == 0:
+        return None
+    import matplotlib  # slow to import, and not needed before the end of a run
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    steps = episodes["env_steps"] / 1e6
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, episodes["score"], ".", ms=3, alpha=0.35, color="tab:gray", label="one game")
+    axes.plot(steps, moving_mean(episodes["score"]), lw=2, color="tab:blue", label=f"mean of the last {WINDOW} games")
+    if target is not None:
+        axes.axhline(target, ls="--", lw=1, color="tab:green", label=f"stop at {target:g}")
+    axes.set(xlabel="environment steps (million decisions)", ylabel="score (game points)", title=title)
+    minutes = axes.secondary_xaxis(-0.16, functions=_steps_to_minutes(steps, episodes["seconds"] / 60))
+    minutes.set_xlabel("wall time (minutes)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize=9)
+    path = run_dir / "curve.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _steps_to_minutes(steps: np.ndarray, minutes: np.ndarray):
+    """Forward and inverse maps between the two horizontal axes (a straight line through the run)."""
+    rate = minutes[-1] / steps[-1] if steps[-1] > 0 and minutes[-1] > 0 else 1.0
+    return (lambda x: x * rate), (lambda x: x / rate)

@@ -1,0 +1,76 @@
+"""Play a frozen policy and report the true game score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from a2c.checkpoint import CheckpointError, load_checkpoint, load_network
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.envs import make_envs
+from a2c.networks import make_network
+from a2c.rollout import sample
+
+
+def load_policy(run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False) -> tuple[Config, nn.Module, dict]:
+    """Config, network (in evaluation mode) and checkpoint of a run."""
+    path = Path(run_dir) / checkpoint
+    state = load_checkpoint(path)
+    try:
+        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
+    net = make_network(config, tuple(state["input_shape"]), state["n_actions"])
+    load_network(net, state, path)
+    return config, net.eval(), state
+
+
+@torch.no_grad()
+def evaluate(
+    run_dir: str | Path,
+    episodes: int = 30,
+    *,
+    checkpoint: str = "latest.pt",
+    greedy: bool = False,
+    seed: int = 10_000,
+    cuda: bool = False,
+) -> np.ndarray:
+    """True scores of `episodes` games `[episodes]` that the run's frozen policy plays.
+
+    Every environment plays a fixed number of games, so that short games are not favoured.
+    Actions are sampled from the policy, as in training, or the most likely ones (`greedy`).
+    Whole games are played: a lost life ends nothing, rewards are not clipped.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, got {episodes}")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed must be at least 0 and below 2^31, got {seed}")
+    config, net, _ = load_policy(Path(run_dir), checkpoint, cuda)
+    rows = min(episodes, 10)
+    config = replace(config, num_envs=rows, seed=seed, end_of_life=False)
+    compute = Compute(config)
+    net = compute.working_copy(net)
+    envs = make_envs(replace(config, threads=compute.threads))
+    try:
+        quota = np.full(rows, episodes // rows) + (np.arange(rows) < episodes % rows)
+        generator = torch.Generator(compute.device).manual_seed(seed)
+        scores: list[float] = []
+        played = np.zeros(rows, np.int64)
+        obs, _ = envs.reset()
+        while len(scores) < episodes:
+            logits, _ = net(torch.from_numpy(np.array(obs)).to(compute.device))
+            actions = logits.argmax(dim=1) if greedy else sample(logits.float(), generator)[0]
+            obs, _, _, _, info = envs.step(actions.cpu().numpy())
+            for game in info["episodes"]:
+                if played[game.env] < quota[game.env]:
+                    played[game.env] += 1
+                    scores.append(game.score)
+        return np.array(scores)
+    finally:
+        envs.close()
+        compute.close()

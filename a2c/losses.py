@@ -1,0 +1,80 @@
+"""The one objective that every driver minimises.
+
+Pure mathematics on `[B]` tensors; nothing of ours is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class A2CLoss(NamedTuple):
+    """Terms of the loss, all scalars (batch means). `total` carries the graph."""
+
+    total: Tensor  # policy + value_coef * value - entropy_coef * entropy
+    policy: Tensor  # policy gradient term
+    value: Tensor  # mean squared error of the value head (squared return)
+    entropy: Tensor  # of the policy (nats)
+    advantage: Tensor  # mean of return - value (return)
+    ratio: Tensor  # mean importance ratio, after the clip at 1
+
+
+def a2c_loss(
+    logits: Tensor,
+    values: Tensor,
+    actions: Tensor,
+    returns: Tensor,
+    *,
+    entropy_coef: float = 0.01,
+    value_coef: float = 0.5,
+    behaviour_log_probs: Tensor | None = None,
+) -> A2CLoss:
+    """Advantage actor-critic loss of a batch.
+
+    ::
+
+        A[b]  = returns[b] - stop_gradient(V[b])
+        total = -mean(rho * A * log pi(a)) + value_coef * mean((returns - V)^2) - entropy_coef * mean(H(pi))
+        rho   = min(1, pi(a) / behaviour(a)), a constant; 1 without behaviour_log_probs
+
+    Sources: Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning",
+    section 4 and algorithm S3; the clipped ratio is V-trace's (Espeholt et al., 2018,
+    section 4.1) with rho-bar = 1.
+
+    Args:
+        logits: `[B, A]` unnormalised log-probabilities.
+        values: `[B, 1]` (or `[B]`) outputs of the value head.
+        actions: `[B]` int64 actions taken.
+        returns: `[B]` float returns; they carry no gradient.
+        entropy_coef: weight of the entropy bonus.
+        value_coef: weight of the squared value error.
+        behaviour_log_probs: `[B]` log-probability of each action when it was taken, for
+            batches behind the first of a rollout.
+
+    Raises:
+        ValueError: shapes that would broadcast instead of pairing element by element.
+    """
+    batch = len(logits)
+    if values.shape == (batch, 1):
+        values = values.squeeze(1)
+    named = {"values": values, "actions": actions, "returns": returns, "behaviour_log_probs": behaviour_log_probs}
+    for name, tensor in named.items():
+        if tensor is not None and tensor.shape != (batch,):
+            raise ValueError(f"{name} must have shape [{batch}], got {list(tensor.shape)}")
+    logits, values, returns = logits.float(), values.float(), returns.detach()
+    log_probs = F.log_softmax(logits, dim=1)  # [B, A]
+    log_prob = log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)  # [B]
+    advantage = returns - values.detach()  # [B]
+    assert advantage.shape == log_prob.shape
+    ratio = torch.ones_like(log_prob)
+    if behaviour_log_probs is not None:
+        ratio = (log_prob.detach() - behaviour_log_probs).exp().clamp(max=1.0)
+    policy = -(ratio * advantage * log_prob).mean()
+    value = F.mse_loss(values, returns)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=1).mean()
+    total = policy + value_coef * value - entropy_coef * entropy
+    return A2CLoss(total, policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean())

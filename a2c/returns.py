@@ -1,0 +1,74 @@
+"""Returns: what the value head learns to predict and the policy learns to exceed.
+
+Pure mathematics on `[T, N]` tensors; nothing of ours is imported here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lambda_returns(
+    rewards: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float = 0.99,
+    gae_lambda: float = 1.0,
+) -> Tensor:
+    """The lambda-return of every step of a rollout.
+
+    ::
+
+        G[t] = r[t] + gamma * B[t]                                          where the episode ended
+        G[t] = r[t] + gamma * ((1 - lambda) * B[t] + lambda * G[t + 1])     elsewhere
+        B[t] = 0 where terminated, else next_values[t];  G[T] = B[T - 1]
+
+    lambda = 1 is the n-step return, lambda = 0 is TD(0), and `G - V` is the generalised
+    advantage estimate. Sources: Sutton & Barto (2018), equation 12.18; Schulman et al.
+    (2016), "High-dimensional continuous control using GAE", section 3.
+
+    Args:
+        rewards: `[T, N]` float, reward of the decision taken at t.
+        next_values: `[T, N]` float, V of the true successor of step t: of the next
+            observation, or of the final observation where the episode was truncated.
+        terminated: `[T, N]` bool, the episode ended at t by its own rules: no bootstrap.
+        truncated: `[T, N]` bool, the episode was cut off at t: bootstrap, then stop.
+        gamma: discount per decision, 0 to 1.
+        gae_lambda: trace decay, 0 to 1.
+
+    Returns:
+        `[T, N]` returns, in the dtype of `next_values`.
+
+    Raises:
+        ValueError: shapes differ or are not `[T, N]` with T > 0, flags are not bool, or a
+            coefficient lies outside 0 to 1.
+    """
+    _check(rewards, next_values, terminated, truncated, gamma, gae_lambda)
+    bootstrap = torch.where(terminated, torch.zeros_like(next_values), next_values)  # [T, N]
+    ended = terminated | truncated  # [T, N]
+    returns = torch.empty_like(next_values)  # [T, N]
+    tail = bootstrap[-1]  # [N]
+    for t in reversed(range(len(rewards))):
+        mixed = (1.0 - gae_lambda) * bootstrap[t] + gae_lambda * tail
+        tail = rewards[t] + gamma * torch.where(ended[t], bootstrap[t], mixed)
+        returns[t] = tail
+    return returns
+
+
+def _check(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
+) -> None:
+    if rewards.ndim != 2 or len(rewards) == 0:
+        raise ValueError(f"rewards must have shape [T, N] with T > 0, got {list(rewards.shape)}")
+    for name, tensor in (("next_values", next_values), ("terminated", terminated), ("truncated", truncated)):
+        if tensor.shape != rewards.shape:
+            raise ValueError(f"{name} must have the shape of rewards {list(rewards.shape)}, got {list(tensor.shape)}")
+    for name, flags in (("terminated", terminated), ("truncated", truncated)):
+        if flags.dtype != torch.bool:
+            raise ValueError(f"{name} must be bool, got {flags.dtype}")
+    for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name} must be at least 0 and at most 1, got {value}")

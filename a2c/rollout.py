@@ -1,0 +1,167 @@
+"""Collecting experience: environments and a network in, time-major rollouts out.
+
+Any SAME_STEP vector environment and any network with `(logits, values)` outputs will do;
+this room knows neither Atari nor the loss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from a2c.compute import Compute
+from a2c.envs import Episode, GameEnvs
+
+
+@dataclass
+class Rollout:
+    """`T` decisions of `N` environments, acted by one fixed policy.
+
+    =========== ============= ============================================================
+    name        shape         meaning
+    =========== ============= ============================================================
+    obs         [T, N, ...]   what the policy saw (uint8 for Atari)
+    actions     [T, N] int64  what it did
+    rewards     [T, N] f32    raw game points it got
+    terminated  [T, N] bool   the episode ended with this decision
+    truncated   [T, N] bool   the episode was cut off with this decision
+    starts      [T, N] bool   obs[t] begins an episode
+    values      [T, N] f32    V(obs[t]) when acting
+    log_probs   [T, N] f32    log-probability of actions[t] when acting
+    next_obs    [N, ...]      observation after the last decision
+    final_index [K, 2] int64  (t, n) of each truncated step
+    final_obs   [K, ...]      its true final observation
+    =========== ============= ============================================================
+    """
+
+    obs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    starts: Tensor
+    values: Tensor
+    log_probs: Tensor
+    next_obs: Tensor
+    final_index: Tensor
+    final_obs: Tensor
+    episodes: list[Episode] = field(default_factory=list)
+
+    @staticmethod
+    def empty(steps: int, num_envs: int, obs_shape: tuple[int, ...], obs_dtype: torch.dtype, device: str | torch.device = "cpu") -> Rollout:  # fmt: skip
+        """Buffers for `steps` decisions of `num_envs` environments."""
+
+        def make(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        flags = [make(torch.bool, steps, num_envs) for _ in range(3)]
+        return Rollout(
+            make(obs_dtype, steps, num_envs, *obs_shape),
+            make(torch.int64, steps, num_envs),
+            make(torch.float32, steps, num_envs),
+            *flags,
+            make(torch.float32, steps, num_envs),
+            make(torch.float32, steps, num_envs),
+            make(obs_dtype, num_envs, *obs_shape),
+            make(torch.int64, 0, 2),
+            make(obs_dtype, 0, *obs_shape),
+        )
+
+    def split(self, parts: int) -> list[Rollout]:
+        """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
+        columns = torch.arange(self.actions.shape[1], device=self.final_index.device).chunk(parts)
+        return [self.columns(int(c[0]), int(c[-1]) + 1) for c in columns]
+
+    def columns(self, low: int, high: int) -> Rollout:
+        """The environments `low <= n < high` of this rollout, as views."""
+        mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
+        index = self.final_index[mine] - torch.tensor([0, low], device=self.final_index.device)
+        views = {f.name: getattr(self, f.name)[:, low:high] for f in fields(self)[:8]}
+        return Rollout(
+            **views, next_obs=self.next_obs[low:high], final_index=index, final_obs=self.final_obs[mine], episodes=[]
+        )
+
+    def __len__(self) -> int:
+        return self.actions.numel()
+
+
+class Collector:
+    """Plays `rollout_steps` decisions in every environment and returns them as a `Rollout`.
+
+    The environments come in groups. Each group is played by a compute thread of its own: act,
+    step, store, with nothing to wait for but itself. The buffers are reused: a rollout is
+    valid until the next `collect`. Each group samples from a generator seeded by `seed` and its number.
+    """
+
+    def __init__(
+        self, groups: Sequence[GameEnvs], net: nn.Module, rollout_steps: int, compute: Compute, seed: int = 0
+    ) -> None:
+        self.groups, self.net, self.rollout_steps, self.compute = list(groups), net, rollout_steps, compute
+        device = compute.device
+        self.generators = [torch.Generator(device).manual_seed(seed + 7919 * g) for g in range(len(groups))]
+        edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
+        self.columns = [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        first = [torch.from_numpy(np.array(obs)) for obs, _ in compute.map(lambda envs: envs.reset(), self.groups)]
+        self.buffers = Rollout.empty(rollout_steps, int(edges[-1]), first[0].shape[1:], first[0].dtype, device)
+        self.buffers.next_obs.copy_(torch.cat(first))
+        self.starts = torch.ones(int(edges[-1]), dtype=torch.bool)  # [N] next_obs begins an episode
+        self.env_seconds = self.act_seconds = 0.0  # summed over the last collect, mean of the groups
+
+    def collect(self) -> Rollout:
+        """Play and return the next rollout, of `rollout_steps * N` decisions."""
+        played = self.compute.map(self._play, range(len(self.groups)))
+        finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
+        rollout = self.buffers
+        rollout.episodes = [episode for group in played for episode in group[1]]
+        rollout.final_index = (
+            torch.tensor([f[:2] for f in finals], dtype=torch.int64).reshape(-1, 2).to(rollout.obs.device)
+        )
+        rollout.final_obs = (
+            torch.from_numpy(np.stack([f[2] for f in finals])).to(rollout.obs.device)
+            if finals
+            else rollout.next_obs[:0]
+        )
+        self.env_seconds = sum(group[2] for group in played) / len(played)
+        self.act_seconds = sum(group[3] for group in played) / len(played)
+        return rollout
+
+    @torch.no_grad()
+    def _play(self, g: int) -> tuple[list[tuple[int, int, np.ndarray]], list[Episode], float, float]:
+        """One group's part: fills its columns; returns truncated final observations, games, seconds."""
+        buffers, columns, envs = self.buffers, self.columns[g], self.groups[g]
+        obs, starts = buffers.next_obs[columns], self.starts[columns]
+        finals: list[tuple[int, int, np.ndarray]] = []
+        episodes: list[Episode] = []
+        env_seconds, begin = 0.0, time.perf_counter()
+        for t in range(self.rollout_steps):
+            buffers.obs[t, columns] = obs
+            buffers.starts[t, columns] = starts.to(buffers.obs.device)
+            logits, values = self.net(buffers.obs[t, columns])
+            actions, log_probs = sample(logits.float(), self.generators[g])
+            buffers.actions[t, columns], buffers.log_probs[t, columns] = actions, log_probs
+            buffers.values[t, columns] = values.float().squeeze(1)
+            on_host = actions.cpu().numpy()  # device-to-host copy: one sync per step
+            before = time.perf_counter()
+            next_obs, rewards, terminated, truncated, info = envs.step(on_host)
+            env_seconds += time.perf_counter() - before
+            buffers.rewards[t, columns] = torch.from_numpy(rewards).to(buffers.obs.device)
+            buffers.terminated[t, columns] = torch.from_numpy(terminated).to(buffers.obs.device)
+            buffers.truncated[t, columns] = torch.from_numpy(truncated).to(buffers.obs.device)
+            cut = np.flatnonzero(truncated & ~terminated)
+            finals += [(t, columns.start + int(n), info["final_obs"][int(n)]) for n in cut]
+            episodes += [e._replace(env=columns.start + e.env) for e in info["episodes"]]
+            obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
+        buffers.next_obs[columns], self.starts[columns] = obs, starts
+        return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds
+
+
+def sample(logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Draw `actions [B]` from `logits [B, A]`, with their log-probabilities `[B]`."""
+    log_probs = torch.log_softmax(logits, dim=1)
+    actions = torch.multinomial(log_probs.exp(), 1, generator=generator)  # [B, 1]
+    return actions.squeeze(1), log_probs.gather(1, actions).squeeze(1)

@@ -1,0 +1,230 @@
+"""The synchronous trainer: collect a rollout, learn it batch by batch, log, save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from a2c.batch import SlidingWindows
+from a2c.checkpoint import load_checkpoint, load_network, save_checkpoint
+from a2c.compute import Compute, refresh
+from a2c.config import Config
+from a2c.curve import draw_curve
+from a2c.display import Display, score
+from a2c.envs import GameEnvs, make_envs, split_envs
+from a2c.logger import RunLogger, Scores, learning_metrics
+from a2c.networks import make_network
+from a2c.rollout import Collector, Rollout
+from a2c.update import Batch, Update, learn, learning_rate, make_optimizer
+
+LATEST, BEST = "latest.pt", "best.pt"
+NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
+
+
+class Trainer:
+    """One training run; `run()` plays it to its end and returns the process's exit code.
+
+    What can be refused is refused in the constructor, before a worker starts: ValueError for a
+    bad setting, CheckpointError for a checkpoint that does not fit.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.run_dir = run_directory(config)
+        self.compute = Compute(config)
+        self.checkpoint = load_checkpoint(self.run_dir / LATEST) if config.resume else None
+        self.scores = Scores()
+        self.env_steps = self.updates = 0
+        self.seconds = 0.0  # wall time of training, earlier sessions included
+        self.newest: Update | None = None
+        self.stop_signal = 0  # number of the signal that asked for the end
+
+    def run(self) -> int:
+        """Train until the target, the budget or a signal. 0, or 128 + the signal's number."""
+        groups = [
+            make_envs(part) for part in split_envs(self.config, self.compute.env_groups, self.compute.threads_per_group)
+        ]
+        try:
+            with self._signals():
+                self._build(groups)
+                while not self._outcome():
+                    rollout = self.collector.collect()
+                    began = time.perf_counter()
+                    for batch in self._batches(rollout):
+                        self._set_learning_rate()
+                        self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute)
+                        self.updates += 1
+                    self._observe(rollout.obs[::NORMALIZER_STRIDE])
+                    self._count(rollout, time.perf_counter() - began)
+                    self._log_and_save()
+                self._finish(self._outcome())
+        finally:
+            for envs in groups:
+                envs.close()
+            self.compute.close()
+        return 128 + self.stop_signal if self.stop_signal else 0
+
+    def _build(self, groups: list[GameEnvs]) -> None:
+        """Network, optimiser, collector, logger and display; the checkpoint's state on resume."""
+        config = self.config
+        torch.manual_seed(config.seed)
+        self.input_shape = groups[0].single_observation_space.shape
+        self.n_actions = int(groups[0].single_action_space.n)
+        self.net = make_network(config, self.input_shape, self.n_actions)
+        self.twin = self.compute.working_copy(self.net)
+        self.optimizer = make_optimizer(self.net, config)
+        steps = 1 if config.sliding_batch else config.rollout_steps
+        self.collector = Collector(groups, self.twin, steps, self.compute, config.seed)
+        self.windows = SlidingWindows(
+            config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
+        )
+        if self.checkpoint is None:
+            self._observe(self.collector.buffers.next_obs[None])
+        else:
+            self._restore(self.checkpoint)
+        self.display = Display(config)
+        self.logger = RunLogger(self.run_dir, config, self.env_steps if self.checkpoint else None)
+        if self.checkpoint is not None:
+            self.display.say(
+                f"resumed {self.run_dir} at {self.env_steps:,} env_steps; every environment starts a new game"
+            )
+        self.started = time.perf_counter() - self.seconds
+        self.saved_at, self.saved_best = self.env_steps, self.scores.best_mean
+        self._begin_row()
+
+    def _batches(self, rollout: Rollout) -> Iterable[Batch]:
+        if self.config.sliding_batch:
+            return self.windows.push(rollout)
+        return rollout.split(self.config.batches_per_rollout)
+
+    def _set_learning_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.env_steps)
+
+    def _observe(self, obs: torch.Tensor) -> None:
+        """Feed the newest frames of `obs [T, N, 4, H, W]` to the normaliser, if there is one."""
+        if self.net.normalizer is not None:
+            self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
+
+    def _count(self, rollout: Rollout, learn_seconds: float) -> None:
+        self.env_steps += len(rollout)
+        self.seconds = time.perf_counter() - self.started
+        self.scores.add(game.score for game in rollout.episodes)
+        self.logger.episodes(self.env_steps, self.seconds, rollout.episodes)
+        self.spent["env"] += self.collector.env_seconds
+        self.spent["act"] += self.collector.act_seconds
+        self.spent["learn"] += learn_seconds
+
+    def _outcome(self) -> str:
+        """Why the run is over, or an empty text while it is not."""
+        target = self.config.target_score
+        if self.stop_signal:
+            return f"stopped by {signal.Signals(self.stop_signal).name}"
+        if target is not None and self.scores.full and self.scores.mean >= target:
+            return f"reached a mean score of {score(self.scores.mean)}"
+        return "all environment steps played" if self.env_steps >= self.config.total_env_steps else ""
+
+    # --- log and save -------------------------------------------------------------------
+
+    def _begin_row(self) -> None:
+        self.row_began, self.row_steps = time.perf_counter(), self.env_steps
+        self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}  # seconds since the last row
+
+    def _log_and_save(self) -> None:
+        """Write a row of metrics and a checkpoint when they are due, and at the end of the run."""
+        over = bool(self._outcome())
+        if over or time.perf_counter() - self.row_began >= self.config.log_every:
+            self.row = self._row()
+            self.logger.metrics(self.row)
+            self.display.show(self.row)
+            self._begin_row()
+        if over or self.env_steps - self.saved_at >= self.config.checkpoint_every:
+            self._save()
+
+    def _row(self) -> dict[str, float]:
+        elapsed = time.perf_counter() - self.row_began
+        learning = learning_metrics(self.newest, self.net, self.config) if self.newest else {}
+        return {
+            "env_steps": self.env_steps,
+            "seconds": self.seconds,
+            "updates": self.updates,
+            "games": self.scores.games,
+            "reward": self.scores.newest,
+            "reward_100": self.scores.mean,
+            "best_reward_100": self.scores.best_mean,
+            "speed": (self.env_steps - self.row_steps) / elapsed,
+            "learning_rate": learning_rate(self.config, self.env_steps),
+            **{f"share_{stage}": seconds / elapsed for stage, seconds in self.spent.items()},
+            **learning,
+        }
+
+    def _save(self) -> None:
+        state = {
+            "config": self.config.to_json(),
+            "input_shape": list(self.input_shape),
+            "n_actions": self.n_actions,
+            "network": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": [generator.get_state() for generator in self.collector.generators],
+            "scores": self.scores.state_dict(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "seconds": self.seconds,
+        }
+        save_checkpoint(self.run_dir / LATEST, state)
+        self.saved_at = self.env_steps
+        if self.scores.full and self.scores.mean > self.saved_best:
+            save_checkpoint(self.run_dir / BEST, state)
+            self.saved_best = self.scores.mean
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        load_network(self.net, state, self.run_dir / LATEST)
+        refresh(self.twin, self.net)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scores.load_state_dict(state["scores"])
+        self.env_steps, self.updates, self.seconds = state["env_steps"], state["updates"], state["seconds"]
+        if len(state["generators"]) == len(self.collector.generators):
+            for generator, saved in zip(self.collector.generators, state["generators"], strict=True):
+                generator.set_state(saved.cpu())
+
+    def _finish(self, outcome: str) -> None:
+        self.display.close()
+        self.logger.close()
+        draw_curve(self.run_dir, f"{self.config.env}, seed {self.config.seed}", self.config.target_score)
+        self.display.summary(self.row or self._row(), outcome, self.run_dir)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run after the current rollout; a second one ends it at once."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if self.stop_signal:
+                os._exit(128 + number)
+            self.stop_signal = number
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_directory(config: Config) -> Path:
+    """Where the run lives: a resumed one's, a new or empty one; ValueError where others' files lie."""
+    if config.resume is not None:
+        return config.resume
+    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    run_dir = config.run_dir or Path("runs") / name
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
+    return run_dir

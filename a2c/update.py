@@ -1,0 +1,108 @@
+"""One clipped Adam step on one batch: gradients, clip, step, learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from a2c.batch import Experience, unpack_batch
+from a2c.compute import Compute, refresh
+from a2c.config import Config
+from a2c.losses import A2CLoss, a2c_loss
+from a2c.rollout import Rollout
+
+Batch = Rollout | Sequence[Experience]
+
+
+class Update(NamedTuple):
+    """What one step did: the loss, batch means of return and value, the gradient norm before the clip."""
+
+    loss: A2CLoss
+    returns: Tensor
+    values: Tensor
+    grad_norm: Tensor
+
+
+def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Adam:
+    """Adam (Kingma & Ba, 2015) with the config's step size and epsilon, one fused kernel."""
+    return torch.optim.Adam(net.parameters(), lr=config.learning_rate, eps=config.adam_eps, fused=True)
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The learning rate after `env_steps` decisions: constant, or linear to zero at the end."""
+    if not config.lr_decay:
+        return config.learning_rate
+    return config.learning_rate * max(0.0, 1.0 - env_steps / config.total_env_steps)
+
+
+def learn(
+    net: nn.Module,
+    twin: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    config: Config,
+    compute: Compute,
+) -> Update:
+    """Take one optimiser step on `batch` and report it.
+
+    The batch is learned in shards, one per compute thread, whose gradients are summed with
+    their share of the samples as weight: the gradient of the whole batch's mean loss. `twin`
+    is the working copy of `net` (see `Compute.working_copy`) and is brought up to date.
+    """
+    parts = shard(batch, compute)
+    results = compute.map(lambda part: _gradients(twin, part, config, compute), parts)
+    shares = [len(part) / len(batch) for part in parts]
+    parameters = list(net.parameters())
+    for i, parameter in enumerate(parameters):
+        parameter.grad = results[0][0][i].float().mul_(shares[0])
+        for (gradients, *_), share in zip(results[1:], shares[1:], strict=True):
+            parameter.grad.add_(gradients[i], alpha=share)
+    grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+    optimizer.step()
+    refresh(twin, net)
+
+    def mean(terms: Sequence[Tensor]) -> Tensor:
+        return torch.stack([term * share for term, share in zip(terms, shares, strict=True)]).sum()
+
+    loss = A2CLoss(*(mean(terms) for terms in zip(*(r[1] for r in results), strict=True)))
+    return Update(loss, mean([r[2] for r in results]), mean([r[3] for r in results]), grad_norm)
+
+
+def shard(batch: Batch, compute: Compute) -> list[Batch]:
+    """Cut a batch for the compute threads: a rollout by environment, transitions by count."""
+    parts = compute.shards(len(batch))
+    if isinstance(batch, Rollout):
+        return list(batch.split(parts))
+    size = -(-len(batch) // parts)
+    return [batch[i : i + size] for i in range(0, len(batch), size)]
+
+
+def _gradients(
+    net: nn.Module, batch: Batch, config: Config, compute: Compute
+) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
+    """Gradients and terms of the mean loss of one shard; touches no `.grad`, so threads may meet here."""
+    states, actions, returns = unpack_batch(
+        batch,
+        net,
+        compute.device,
+        gamma=config.gamma,
+        reward_steps=config.rollout_steps,
+        gae_lambda=config.gae_lambda,
+        reward_clip=config.reward_clip,
+    )
+    logits, values = net(states)
+    loss = a2c_loss(
+        logits,
+        values,
+        actions,
+        returns,
+        entropy_coef=config.entropy_coef,
+        value_coef=config.value_coef,
+        behaviour_log_probs=batch.log_probs.flatten() if isinstance(batch, Rollout) else None,
+    )
+    gradients = torch.autograd.grad(loss.total, list(net.parameters()))
+    detached = loss._replace(total=loss.total.detach())
+    return gradients, detached, returns.mean(), values.detach().float().mean()
