@@ -10,16 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from a2c.batch import Experience, unpack_batch
-    from a2c.config import PRESETS, Config
-    from a2c.envs import make_envs
-    from a2c.evaluate import evaluate
-    from a2c.losses import a2c_loss
-    from a2c.networks import AtariA2C
-    from a2c.returns import lambda_returns
-    from a2c.rollout import Collector, Rollout
-    from a2c.trainer import Trainer
+    from a2c.batch import Experience as Experience
+    from a2c.batch import unpack_batch as unpack_batch
+    from a2c.config import PRESETS as PRESETS
+    from a2c.config import Config as Config
+    from a2c.envs import make_envs as make_envs
+    from a2c.evaluate import evaluate as evaluate
+    from a2c.losses import a2c_loss as a2c_loss
+    from a2c.networks import AtariA2C as AtariA2C
+    from a2c.returns import lambda_returns as lambda_returns
+    from a2c.rollout import Collector as Collector
+    from a2c.rollout import Rollout as Rollout
+    from a2c.trainer import Trainer as Trainer
 
+__version__ = "0.1.0"
 _HOME = {
     "AtariA2C": "networks",
     "Collector": "rollout",
@@ -34,8 +38,7 @@ _HOME = {
     "make_envs": "envs",
     "unpack_batch": "batch",
 }
-__all__ = sorted(_HOME)
-__version__ = "0.1.0"
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,13 @@ import tyro
 from a2c.config import Config, nearest
 
 T = TypeVar("T")
+USAGE = """usage: a2c COMMAND [OPTIONS]
+
+commands:
+  train      train an agent
+  evaluate   play a trained policy and print its scores
+
+`a2c COMMAND --help` explains every option."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     commands: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "evaluate": evaluate}
     if not args or args[0] in ("-h", "--help"):
-        print("usage: a2c COMMAND [OPTIONS]\n\ncommands:\n  train      train an agent\n  evaluate   play a trained policy\n\n`a2c COMMAND --help` explains every option.")  # fmt: skip
+        print(USAGE)
         return 0 if args else 2
     if args[0] not in commands:
         return _refuse(
@@ -66,6 +73,8 @@ def train(args: Sequence[str] | None = None) -> int:
         trainer = Trainer(config)
     except ValueError as error:
         return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
     print(f"run directory {trainer.run_dir}\n{config.to_json()}", end="", flush=True)
     return trainer.run()
 

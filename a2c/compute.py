@@ -22,17 +22,16 @@ from a2c.config import Config
 class Compute:
     """Device, precision and thread pool of a run.
 
-    Raises ValueError when the GPU is asked for and there is none.
+    Where the GPU is asked for and there is none, `device` is the CPU.
     """
 
     def __init__(self, config: Config) -> None:
-        if config.cuda and not torch.cuda.is_available():
-            raise ValueError("cuda needs a GPU that torch can use, and found none; run without --cuda")
-        self.device = torch.device("cuda" if config.cuda else "cpu")
+        cuda = config.cuda and torch.cuda.is_available()
+        self.device = torch.device("cuda" if cuda else "cpu")
         self.precision = resolve_precision(config.precision, self.device)
         cores = config.threads or available_cores()
         # On a GPU two groups are enough: one acts while the other's environments step.
-        self.threads = min(cores, 2) if config.cuda else cores
+        self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=torch.set_num_threads, initargs=(1,))

@@ -10,8 +10,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from a2c.atari import find_spec, is_atari
 from a2c.config import FRAME_SKIP, Config
-from a2c.envs import find_spec, is_atari
+
+SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
 
 
 class Display:
@@ -66,22 +68,17 @@ class Display:
         self.console.print(table)
 
     def _panel(self, row: dict[str, float]) -> Group:
-        bar = ProgressBar(total=self.config.total_env_steps, completed=row["env_steps"], width=60)
-        grid = Table.grid(padding=(0, 2))
-        target = self.config.target_score
-        goal = f"   stops at {target:g}" if target is not None else ""
-        grid.add_row(
-            "steps", f"{row['env_steps']:,} of {self.config.total_env_steps:,}   left {clock(self._left(row))}"
-        )
-        grid.add_row(
-            "score", f"mean of 100 games {score(row['reward_100'])}   best {score(row['best_reward_100'])}{goal}"
-        )
-        grid.add_row("games", f"{row['games']:,}   updates {row['updates']:,}   entropy {row['entropy']:.3f}")
+        config, grid = self.config, Table.grid(padding=(0, 2))
+        goal = "" if config.target_score is None else f"   stops at {config.target_score:g}"
+        shares = [f"{name} {row[key]:.0%}" for name, key in SHARES.items()]
+        left = clock(self._left(row))
+        grid.add_row("steps", f"{row['env_steps']:,} of {config.total_env_steps:,}   left {left}")
+        grid.add_row("score", f"mean {score(row['reward_100'])}   best {score(row['best_reward_100'])}{goal}")
+        grid.add_row("games", f"{row['games']:,}   updates {row['updates']:,}")
         grid.add_row("speed", f"{row['speed']:,.0f} steps/s   {self._fps(row):,.0f} frames/s")
-        grid.add_row("time in", f"environments {row['share_env']:.0%}   acting {row['share_act']:.0%}   learning {row['share_learn']:.0%}")  # fmt: skip
-        return Group(
-            f"{self.config.env}  {self.config.backend} x {self.config.num_envs}  seed {self.config.seed}", bar, grid
-        )
+        grid.add_row("time in", "   ".join(shares))
+        bar = ProgressBar(total=config.total_env_steps, completed=row["env_steps"], width=60)
+        return Group(f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}", bar, grid)
 
     def _fps(self, row: dict[str, float]) -> float:
         return row["speed"] * self.frames_per_step

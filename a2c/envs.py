@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,17 +31,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import ale_py
-import cv2
 import gymnasium as gym
 import numpy as np
-from ale_py.env import AtariEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from a2c.config import FRAME_SKIP, FRAME_STACK, Config, nearest
-
-gym.register_envs(ale_py)
-ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+from a2c.atari import find_spec, is_atari, make_env, sticky_probability
+from a2c.config import FRAME_SKIP, FRAME_STACK, Config
 
 
 class Episode(NamedTuple):
@@ -61,6 +56,7 @@ def make_envs(config: Config) -> GameEnvs:
     """
     spec = find_spec(config.env)
     if config.backend == "native":
+        _check_native(spec)
         return GameEnvs(_native(config, spec), config)
     envs = [partial(make_env, config, spec, config.seed + i) for i in range(config.num_envs)]
     if config.backend == "sync":
@@ -76,6 +72,22 @@ def make_envs(config: Config) -> GameEnvs:
     return GameEnvs(vector, config)
 
 
+def probe_spaces(config: Config) -> tuple[tuple[int, ...], int]:
+    """Observation shape and number of actions of `config.env`, read off one environment.
+
+    Raises what `make_envs` would raise, and starts no process.
+    """
+    spec = find_spec(config.env)
+    if config.backend == "native":
+        _check_native(spec)
+    env = make_env(config, spec, config.seed)
+    shape, actions = env.observation_space.shape, int(env.action_space.n)
+    env.close()
+    if shape is None:
+        raise ValueError(f"env must have array observations, got {env.observation_space} of {spec.id}")
+    return shape, actions
+
+
 def split_envs(config: Config, groups: int, threads: int = 1) -> list[Config]:
     """One config per group of environments: shared out in order, with the seeds of the whole.
 
@@ -87,66 +99,6 @@ def split_envs(config: Config, groups: int, threads: int = 1) -> list[Config]:
         replace(config, num_envs=n, seed=config.seed + int(start), threads=threads)
         for n, start in zip(sizes, starts, strict=True)
     ]
-
-
-def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
-    """The registered spec of `env_id`; ValueError with the nearest names when there is none."""
-    try:
-        return gym.spec(env_id)
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        known = tuple(gym.registry)
-        raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {nearest(env_id, known)}") from error
-
-
-def is_atari(spec: gym.envs.registration.EnvSpec) -> bool:
-    """True where ale-py runs the environment."""
-    return str(spec.entry_point).startswith("ale_py")
-
-
-def make_env(config: Config, spec: gym.envs.registration.EnvSpec, seed: int) -> gym.Env:
-    """One preprocessed environment: what each row of the `async` and `sync` backends runs."""
-    _settle_in_worker()
-    if not is_atari(spec):
-        env = gym.make(spec, disable_env_checker=True)
-        if not isinstance(env.action_space, gym.spaces.Discrete):
-            raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
-        return env
-    # obs_type="ram" keeps AtariEnv from rendering an RGB screen on every emulator frame.
-    kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=config.max_episode_frames)
-    env = SeededAtariEnv(seed, **kwargs | {"repeat_action_probability": _sticky(config, spec)})
-    env = AtariPreprocessing(env, noop_max=config.noop_max, frame_skip=FRAME_SKIP, screen_size=config.frame_size)
-    env.obs_buffer = [np.zeros(env.ale.getScreenDims(), np.uint8) for _ in range(2)]
-    if "FIRE" in env.unwrapped.get_action_meanings():
-        env = FireReset(env)
-    return FrameStackObservation(env, FRAME_STACK, padding_type="zero")
-
-
-class SeededAtariEnv(AtariEnv):
-    """AtariEnv that loads its ROM (0.1 s) once and not again at the first `reset(seed)`."""
-
-    def __init__(self, seed: int, **kwargs: Any) -> None:
-        self._fresh_seed: int | None = seed
-        super().__init__(**kwargs)
-
-    def seed_game(self, seed: int | None = None) -> tuple[int, int]:
-        return super().seed_game(self._fresh_seed if seed is None else seed)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, Any]:
-        already_seeded, self._fresh_seed = seed == self._fresh_seed, None
-        return super().reset(seed=None if already_seeded else seed, options=options)
-
-
-class FireReset(gym.Wrapper):
-    """Press FIRE for one frame after the no-ops, as ale-py's vector environment does."""
-
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        _, info = self.env.reset(**kwargs)
-        preprocessing = self.env
-        preprocessing.ale.act(ale_py.Action.FIRE)
-        preprocessing.ale.getScreenGrayscale(preprocessing.obs_buffer[0])
-        preprocessing.obs_buffer[1].fill(0)
-        preprocessing.lives = preprocessing.ale.lives()
-        return preprocessing._get_obs(), info
 
 
 class GameEnvs(VectorWrapper):
@@ -203,15 +155,18 @@ class GameEnvs(VectorWrapper):
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
 
-def _native(config: Config, spec: gym.envs.registration.EnvSpec) -> VectorEnv:
+def _check_native(spec: EnvSpec) -> None:
     if not is_atari(spec):
         raise ValueError(f"backend must be async or sync for {spec.id}: native plays Atari games only, got native")
+
+
+def _native(config: Config, spec: EnvSpec) -> VectorEnv:
     env = ale_py.vector_env.AtariVectorEnv(
         spec.kwargs["game"],
         config.num_envs,
         num_threads=min(config.threads or 1, config.num_envs),
         max_num_frames_per_episode=config.max_episode_frames,
-        repeat_action_probability=_sticky(config, spec),
+        repeat_action_probability=sticky_probability(config, spec),
         autoreset_mode=AutoresetMode.SAME_STEP,
         img_height=config.frame_size,
         img_width=config.frame_size,
@@ -223,12 +178,6 @@ def _native(config: Config, spec: gym.envs.registration.EnvSpec) -> VectorEnv:
     # The class shares one metadata dictionary between all instances.
     env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
     return env
-
-
-def _sticky(config: Config, spec: gym.envs.registration.EnvSpec) -> float:
-    if config.sticky_actions is not None:
-        return config.sticky_actions
-    return float(spec.kwargs.get("repeat_action_probability", 0.25))
 
 
 def _concurrency(config: Config) -> int:
@@ -254,10 +203,3 @@ def _workers_without_main() -> Iterator[None]:
         yield
     finally:
         main.__dict__.update(hidden)
-
-
-def _settle_in_worker() -> None:
-    """In a worker process: leave Ctrl-C to the parent and use one cv2 thread."""
-    if multiprocessing.parent_process() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cv2.setNumThreads(1)

@@ -115,7 +115,8 @@ class RunLogger:
 
     def metrics(self, row: dict[str, float]) -> None:
         """One row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
-        csv.DictWriter(self._metrics, tuple(METRICS)).writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})  # fmt: skip
+        text = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        csv.DictWriter(self._metrics, tuple(METRICS)).writerow(text)
         self._metrics.flush()
         for name, value in row.items():
             if name != "env_steps" and math.isfinite(value):

@@ -7,6 +7,7 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class SharedA2C(nn.Module):
     trains. `small`: 16x4 stride 2, 32x4 stride 2 and 256 units, for 42x42 frames.
     """
 
-    KINDS = {  # name: (convolutions as (channels, kernel, stride), hidden units)
+    KINDS: ClassVar = {  # name: (convolutions as (channels, kernel, stride), hidden units)
         "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
         "small": (((16, 4, 2), (32, 4, 2)), 256),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -53,23 +54,24 @@ class Rollout:
     episodes: list[Episode] = field(default_factory=list)
 
     @staticmethod
-    def empty(steps: int, num_envs: int, obs_shape: tuple[int, ...], obs_dtype: torch.dtype, device: str | torch.device = "cpu") -> Rollout:  # fmt: skip
-        """Buffers for `steps` decisions of `num_envs` environments."""
+    def empty(steps: int, like: Tensor) -> Rollout:
+        """Buffers for `steps` decisions of the environments that gave the observations `like [N, ...]`."""
+        num_envs, *obs_shape = like.shape
 
         def make(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(shape, dtype=dtype, device=like.device)
 
         flags = [make(torch.bool, steps, num_envs) for _ in range(3)]
         return Rollout(
-            make(obs_dtype, steps, num_envs, *obs_shape),
+            make(like.dtype, steps, num_envs, *obs_shape),
             make(torch.int64, steps, num_envs),
             make(torch.float32, steps, num_envs),
             *flags,
             make(torch.float32, steps, num_envs),
             make(torch.float32, steps, num_envs),
-            make(obs_dtype, num_envs, *obs_shape),
+            make(like.dtype, num_envs, *obs_shape),
             make(torch.int64, 0, 2),
-            make(obs_dtype, 0, *obs_shape),
+            make(like.dtype, 0, *obs_shape),
         )
 
     def split(self, parts: int) -> list[Rollout]:
@@ -102,13 +104,13 @@ class Collector:
         self, groups: Sequence[GameEnvs], net: nn.Module, rollout_steps: int, compute: Compute, seed: int = 0
     ) -> None:
         self.groups, self.net, self.rollout_steps, self.compute = list(groups), net, rollout_steps, compute
-        device = compute.device
-        self.generators = [torch.Generator(device).manual_seed(seed + 7919 * g) for g in range(len(groups))]
+        self.generators = [torch.Generator(compute.device).manual_seed(seed + 7919 * g) for g in range(len(groups))]
         edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
-        self.columns = [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        self.columns = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         first = [torch.from_numpy(np.array(obs)) for obs, _ in compute.map(lambda envs: envs.reset(), self.groups)]
-        self.buffers = Rollout.empty(rollout_steps, int(edges[-1]), first[0].shape[1:], first[0].dtype, device)
-        self.buffers.next_obs.copy_(torch.cat(first))
+        next_obs = torch.cat(first).to(compute.device)  # [N, ...]
+        self.buffers = Rollout.empty(rollout_steps, next_obs)
+        self.buffers.next_obs = next_obs
         self.starts = torch.ones(int(edges[-1]), dtype=torch.bool)  # [N] next_obs begins an episode
         self.env_seconds = self.act_seconds = 0.0  # summed over the last collect, mean of the groups
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.curve import draw_curve
 from a2c.display import Display, score
-from a2c.envs import GameEnvs, make_envs, split_envs
+from a2c.envs import GameEnvs, make_envs, probe_spaces, split_envs
 from a2c.logger import RunLogger, Scores, learning_metrics
 from a2c.networks import make_network
 from a2c.rollout import Collector, Rollout
@@ -40,65 +40,65 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.run_dir = run_directory(config)
+        self.input_shape, self.n_actions = probe_spaces(config)
         self.compute = Compute(config)
-        self.checkpoint = load_checkpoint(self.run_dir / LATEST) if config.resume else None
+        torch.manual_seed(config.seed)
+        self.net = make_network(config, self.input_shape, self.n_actions)
+        self.twin = self.compute.working_copy(self.net)
+        self.optimizer = make_optimizer(self.net, config)
         self.scores = Scores()
         self.env_steps = self.updates = 0
         self.seconds = 0.0  # wall time of training, earlier sessions included
         self.newest: Update | None = None
         self.stop_signal = 0  # number of the signal that asked for the end
+        self.checkpoint = self._restore() if config.resume else None
 
     def run(self) -> int:
         """Train until the target, the budget or a signal. 0, or 128 + the signal's number."""
-        groups = [
-            make_envs(part) for part in split_envs(self.config, self.compute.env_groups, self.compute.threads_per_group)
-        ]
-        try:
-            with self._signals():
-                self._build(groups)
-                while not self._outcome():
-                    rollout = self.collector.collect()
-                    began = time.perf_counter()
-                    for batch in self._batches(rollout):
-                        self._set_learning_rate()
-                        self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute)
-                        self.updates += 1
-                    self._observe(rollout.obs[::NORMALIZER_STRIDE])
-                    self._count(rollout, time.perf_counter() - began)
-                    self._log_and_save()
-                self._finish(self._outcome())
-        finally:
-            for envs in groups:
-                envs.close()
-            self.compute.close()
+        groups: list[GameEnvs] = []
+        with self._signals(), ExitStack() as closing:
+            closing.callback(self.compute.close)
+            for part in split_envs(self.config, self.compute.env_groups, self.compute.threads_per_group):
+                groups.append(make_envs(part))
+                closing.callback(groups[-1].close)
+            self._begin(groups)
+            closing.callback(self.logger.close)
+            closing.callback(self.display.close)
+            while not self._outcome():
+                rollout = self.collector.collect()
+                began = time.perf_counter()
+                for batch in self._batches(rollout):
+                    self._set_learning_rate()
+                    self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute)
+                    self.updates += 1
+                self._observe(rollout.obs[::NORMALIZER_STRIDE])
+                self._count(rollout, time.perf_counter() - began)
+                self._log_and_save()
+        self._report()
         return 128 + self.stop_signal if self.stop_signal else 0
 
-    def _build(self, groups: list[GameEnvs]) -> None:
-        """Network, optimiser, collector, logger and display; the checkpoint's state on resume."""
-        config = self.config
-        torch.manual_seed(config.seed)
-        self.input_shape = groups[0].single_observation_space.shape
-        self.n_actions = int(groups[0].single_action_space.n)
-        self.net = make_network(config, self.input_shape, self.n_actions)
-        self.twin = self.compute.working_copy(self.net)
-        self.optimizer = make_optimizer(self.net, config)
+    def _begin(self, groups: list[GameEnvs]) -> None:
+        """Collector, logger and display of a new or resumed run."""
+        config, resumed = self.config, self.checkpoint
         steps = 1 if config.sliding_batch else config.rollout_steps
         self.collector = Collector(groups, self.twin, steps, self.compute, config.seed)
         self.windows = SlidingWindows(
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
-        if self.checkpoint is None:
+        if resumed is None:
             self._observe(self.collector.buffers.next_obs[None])
-        else:
-            self._restore(self.checkpoint)
+        elif len(resumed["generators"]) == len(groups):
+            for generator, state in zip(self.collector.generators, resumed["generators"], strict=True):
+                generator.set_state(state)
+        self.logger = RunLogger(self.run_dir, config, self.env_steps if resumed else None)
         self.display = Display(config)
-        self.logger = RunLogger(self.run_dir, config, self.env_steps if self.checkpoint else None)
-        if self.checkpoint is not None:
-            self.display.say(
-                f"resumed {self.run_dir} at {self.env_steps:,} env_steps; every environment starts a new game"
-            )
+        if resumed is not None:
+            self.display.say(f"resumed at {self.env_steps:,} env_steps; every environment starts a new game")
+        if config.cuda and self.compute.device.type != "cuda":
+            self.display.say("--cuda: torch finds no GPU here, so this run uses the CPU")
         self.started = time.perf_counter() - self.seconds
         self.saved_at, self.saved_best = self.env_steps, self.scores.best_mean
+        self.row: dict[str, float] = {}
         self._begin_row()
 
     def _batches(self, rollout: Rollout) -> Iterable[Batch]:
@@ -186,21 +186,21 @@ class Trainer:
             save_checkpoint(self.run_dir / BEST, state)
             self.saved_best = self.scores.mean
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        load_network(self.net, state, self.run_dir / LATEST)
+    def _restore(self) -> dict[str, Any]:
+        """Take over what the newest checkpoint holds; its generators wait for the collector."""
+        path = self.run_dir / LATEST
+        state = load_checkpoint(path)
+        load_network(self.net, state, path)
         refresh(self.twin, self.net)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scores.load_state_dict(state["scores"])
         self.env_steps, self.updates, self.seconds = state["env_steps"], state["updates"], state["seconds"]
-        if len(state["generators"]) == len(self.collector.generators):
-            for generator, saved in zip(self.collector.generators, state["generators"], strict=True):
-                generator.set_state(saved.cpu())
+        return state
 
-    def _finish(self, outcome: str) -> None:
-        self.display.close()
-        self.logger.close()
+    def _report(self) -> None:
+        """Draw the curve and print the table that ends a run."""
         draw_curve(self.run_dir, f"{self.config.env}, seed {self.config.seed}", self.config.target_score)
-        self.display.summary(self.row or self._row(), outcome, self.run_dir)
+        self.display.summary(self.row or self._row(), self._outcome(), self.run_dir)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
