@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from ale_py.env import AtariEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation, TimeLimit
 
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, nearest
 
@@ -41,18 +41,28 @@ def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
     """One preprocessed environment: what each row of the `async` and `sync` backends runs."""
     _settle_in_worker()
     if not is_atari(spec):
-        env = gym.make(spec, disable_env_checker=True)
-        if not isinstance(env.action_space, gym.spaces.Discrete):
-            raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
-        return env
-    # obs_type="ram" keeps AtariEnv from rendering an RGB screen on every emulator frame.
-    kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=config.max_episode_frames)
+        return _make_other(spec)
+    # obs_type="ram" keeps AtariEnv from rendering an RGB screen on every emulator frame. The emulator's own
+    # limit would cut inside a decision, whose frames AtariPreprocessing then drops: TimeLimit cuts behind one.
+    kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None)
     env = SeededAtariEnv(seed, **kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
     env = AtariPreprocessing(env, noop_max=config.noop_max, frame_skip=FRAME_SKIP, screen_size=config.frame_size)
     env.obs_buffer = [np.zeros(env.ale.getScreenDims(), np.uint8) for _ in range(2)]
     if "FIRE" in env.unwrapped.get_action_meanings():
         env = FireReset(env)
-    return FrameStackObservation(env, FRAME_STACK, padding_type="zero")
+    env = FrameStackObservation(env, FRAME_STACK, padding_type="zero")
+    return TimeLimit(env, config.max_episode_frames // FRAME_SKIP)
+
+
+def _make_other(spec: EnvSpec) -> gym.Env:
+    """An environment that is no Atari game: as registered; observations that are no array become one vector."""
+    try:
+        env = gym.make(spec, disable_env_checker=True)
+    except gym.error.Error as error:
+        raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
+    if not isinstance(env.action_space, gym.spaces.Discrete):
+        raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
+    return env if isinstance(env.observation_space, gym.spaces.Box) else FlattenObservation(env)
 
 
 def sticky_probability(config: Config, spec: EnvSpec) -> float:

@@ -63,7 +63,8 @@ def unpack_batch(
         states `[B, ...]` in their own dtype, int64 actions `[B]`, float32 returns `[B]`.
 
     Raises:
-        ValueError: an empty batch, `reward_steps` below 1, or lambda below 1 for transitions.
+        ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` below 1,
+            or lambda below 1 for transitions.
     """
     if len(batch) == 0:
         raise ValueError("batch must hold at least 1 transition, got 0")
@@ -71,6 +72,8 @@ def unpack_batch(
         return _unpack_rollout(batch, net, device, gamma, gae_lambda, reward_clip)
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must be at least 0 and at most 1, got {gamma}")
     if reward_steps < 1:
         raise ValueError(f"reward_steps must be at least 1, got {reward_steps}")
     states = torch.as_tensor(np.stack([np.asarray(e.state) for e in batch])).to(device)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +35,13 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         raise CheckpointError(f"checkpoint must be a file, got {path}; is this the directory of a run?")
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged pickle can raise almost anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]})") from error
     missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
     if missing:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}")
-    if state["format"] > FORMAT:
+    if not isinstance(state["format"], int) or state["format"] > FORMAT:
         raise CheckpointError(f"checkpoint {path} has format {state['format']}, newer than {FORMAT}: update a2c")
     return state
 

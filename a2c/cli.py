@@ -7,6 +7,8 @@ the rule and the value, and exit code 2.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import difflib
 import io
 import os
 import sys
@@ -52,7 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     commands: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "evaluate": evaluate}
     if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
+        print(USAGE, file=sys.stdout if args else sys.stderr)
         return 0 if args else 2
     if args[0] not in commands:
         return _refuse(
@@ -71,11 +73,11 @@ def train(args: Sequence[str] | None = None) -> int:
         from a2c.trainer import Trainer
 
         trainer = Trainer(config)
+        print(f"run directory {trainer.run_dir}\n{config.to_json()}", end="", flush=True)
     except ValueError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 130
-    print(f"run directory {trainer.run_dir}\n{config.to_json()}", end="", flush=True)
     return trainer.run()
 
 
@@ -126,7 +128,8 @@ def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | Non
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(_one_line(errors.getvalue())) from None
+        flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(kind)]
+        raise ValueError(_one_line(errors.getvalue(), flags)) from None
 
 
 def _value_of(args: Sequence[str], flag: str) -> str | None:
@@ -139,13 +142,18 @@ def _value_of(args: Sequence[str], flag: str) -> str | None:
     return None
 
 
-def _one_line(box: str) -> str:
-    """The message inside tyro's box, without its frame and its advice."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
-    rules = [i for i, line in enumerate(lines) if line.startswith("───")]
-    message = " ".join(lines[: rules[0]] if rules else lines).split("Got errors:")[0].strip()
-    near = [line.split()[0] for line in lines if line.startswith("--")] if "Perhaps you meant:" in lines else []
-    return f"{message}; did you mean {' or '.join(near)}?" if near else message
+def _one_line(box: str, known: Sequence[str]) -> str:
+    """The message inside tyro's box, without frame and advice, and the flag that was probably meant."""
+    lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]  # the first line is a title
+    text = "\n".join("" if not line.strip("─- ") else line for line in lines).strip()
+    message = " ".join(text.split("\n\n")[0].split("Got errors:")[0].split())
+    message = message.removeprefix("Error parsing Config: ")
+    unknown = [word.strip(",") for word in message.split() if word.startswith("--")]
+    near: list[str] = []
+    if "Unrecognized" in message and unknown:
+        near = [flag for flag in known if flag.startswith(unknown[0])]
+        near = near or difflib.get_close_matches(unknown[0], known, n=1)
+    return f"{message}; did you mean {near[0]}?" if near else message
 
 
 def _refuse(message: str) -> int:

@@ -8,7 +8,7 @@ acting, half of the batch while learning. So every thread here runs its operator
 from __future__ import annotations
 
 import copy
-import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from a2c.config import Config
+from a2c.config import Config, available_cores
 
 
 class Compute:
@@ -34,7 +34,9 @@ class Compute:
         self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
-        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=torch.set_num_threads, initargs=(1,))
+        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=_use_one_thread)
+        self.map(time.sleep, [0.01] * self.threads)  # all threads have started and set their count now,
+        torch.set_num_threads(self.threads)  # so this sets it for the optimiser's thread, the caller's
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors raised."""
@@ -50,7 +52,7 @@ class Compute:
         if self.precision == torch.float32:
             return net
         twin = copy.deepcopy(net)
-        twin.normalizer = net.normalizer
+        twin.normalizer = getattr(net, "normalizer", None)
         for parameter in twin.parameters():
             parameter.data = parameter.data.to(self.precision)
         return twin
@@ -64,17 +66,18 @@ class Compute:
         self.pool.shutdown()
 
 
+def _use_one_thread() -> None:
+    """Keep this thread's operators to itself."""
+    torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
+    torch.set_num_threads(1)
+
+
 @torch.no_grad()
 def refresh(twin: nn.Module, net: nn.Module) -> None:
     """Give the working copy the parameters that `net` has now."""
     if twin is not net:
         for copied, parameter in zip(twin.parameters(), net.parameters(), strict=True):
             copied.copy_(parameter)
-
-
-def available_cores() -> int:
-    """Cores this process may use (its affinity mask, not the machine's count)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,7 +32,7 @@ INT_RULES = {
     "batches_per_rollout": (1, 10_000),
     "sliding_batch": (0, 1_000_000),
     "total_env_steps": (1, 10**15),
-    "seed": (0, 2**31 - 1),
+    "seed": (0, 2_000_000_000),
     "threads": (0, 1024),
     "checkpoint_every": (1, 10**15),
 }
@@ -58,6 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # what each preset changes in the defaul
         "network": "small",
         "batches_per_rollout": 4,
         "learning_rate": 0.004,
+        "total_env_steps": 1_200_000,
     },
     "book": {
         "rollout_steps": 4,
@@ -160,6 +162,8 @@ class Config:
         for name in ("run_dir", "resume"):
             value = getattr(self, name)
             if value is not None:
+                if not isinstance(value, (str, Path)):
+                    raise ValueError(f"{name} must be a path, got {value!r}")
                 object.__setattr__(self, name, Path(value))
         self.validate()
         object.__setattr__(self, "batches_per_rollout", min(self.batches_per_rollout, self.num_envs))
@@ -178,6 +182,11 @@ class Config:
         for name in ("learning_rate", "max_grad_norm", "log_every"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("end_of_life", "normalize_obs", "lr_decay", "cuda", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.resume is not None and self.run_dir is not None:
+            raise ValueError(f"run_dir must be left out when resume is set, got {self.run_dir}")
         if self.sliding_batch and self.gae_lambda != 1.0:
             raise ValueError(f"gae_lambda must be 1 when sliding_batch is set, got {self.gae_lambda}")
         if self.sliding_batch and self.batches_per_rollout != 1:
@@ -213,6 +222,11 @@ class Config:
         for name in values:
             _check_choice("config field", name, tuple(names))
         return Config(**values)
+
+
+def available_cores() -> int:
+    """Cores this process may use (its affinity mask, not the machine's count)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:

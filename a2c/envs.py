@@ -37,7 +37,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
-from a2c.config import FRAME_SKIP, FRAME_STACK, Config
+from a2c.config import FRAME_SKIP, FRAME_STACK, Config, available_cores
 
 
 class Episode(NamedTuple):
@@ -54,9 +54,8 @@ def make_envs(config: Config) -> GameEnvs:
     Raises ValueError, before any process starts, for an unknown id (with the nearest names), an
     action space that is not discrete, or a backend that cannot play the id.
     """
-    spec = find_spec(config.env)
+    spec = checked_spec(config)
     if config.backend == "native":
-        _check_native(spec)
         return GameEnvs(_native(config, spec), config)
     envs = [partial(make_env, config, spec, config.seed + i) for i in range(config.num_envs)]
     if config.backend == "sync":
@@ -72,19 +71,26 @@ def make_envs(config: Config) -> GameEnvs:
     return GameEnvs(vector, config)
 
 
+def checked_spec(config: Config) -> EnvSpec:
+    """The spec of `config.env`; ValueError where there is none or the config asks what it cannot do."""
+    spec = find_spec(config.env)
+    if not is_atari(spec):
+        if config.backend == "native":
+            raise ValueError(f"backend must be async or sync for {spec.id}: native plays Atari games only, got native")
+        if config.end_of_life:
+            raise ValueError(f"end_of_life must be off for {spec.id}, which has no lives, got True")
+    return spec
+
+
 def probe_spaces(config: Config) -> tuple[tuple[int, ...], int]:
     """Observation shape and number of actions of `config.env`, read off one environment.
 
     Raises what `make_envs` would raise, and starts no process.
     """
-    spec = find_spec(config.env)
-    if config.backend == "native":
-        _check_native(spec)
+    spec = checked_spec(config)
     env = make_env(config, spec, config.seed)
     shape, actions = env.observation_space.shape, int(env.action_space.n)
     env.close()
-    if shape is None:
-        raise ValueError(f"env must have array observations, got {env.observation_space} of {spec.id}")
     return shape, actions
 
 
@@ -155,17 +161,12 @@ class GameEnvs(VectorWrapper):
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
 
-def _check_native(spec: EnvSpec) -> None:
-    if not is_atari(spec):
-        raise ValueError(f"backend must be async or sync for {spec.id}: native plays Atari games only, got native")
-
-
 def _native(config: Config, spec: EnvSpec) -> VectorEnv:
     env = ale_py.vector_env.AtariVectorEnv(
         spec.kwargs["game"],
         config.num_envs,
-        num_threads=min(config.threads or 1, config.num_envs),
-        max_num_frames_per_episode=config.max_episode_frames,
+        num_threads=min(config.threads or available_cores(), config.num_envs),
+        max_num_frames_per_episode=config.max_episode_frames // FRAME_SKIP * FRAME_SKIP,
         repeat_action_probability=sticky_probability(config, spec),
         autoreset_mode=AutoresetMode.SAME_STEP,
         img_height=config.frame_size,
@@ -182,7 +183,7 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
 
 def _concurrency(config: Config) -> int:
     """Workers that may emulate at once: a few more than the cores only adds context switches."""
-    return min(config.num_envs, (config.threads or 1) + 1)
+    return min(config.num_envs, (config.threads or available_cores()) + 1)
 
 
 def _worker_context() -> str:

@@ -9,6 +9,7 @@ import csv
 import math
 from collections import deque
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ METRICS = {
 }
 EPISODE_COLUMNS = ("env_steps", "seconds", "score", "length")
 WINDOW = 100  # games in the moving mean that people compare
+
+
+def run_directory(config: Config) -> Path:
+    """Where the run lives: a resumed one's, a new or empty one; ValueError where others' files lie."""
+    if config.resume is not None:
+        return config.resume
+    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    run_dir = config.run_dir or Path("runs") / name
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
+    return run_dir
 
 
 class Scores:

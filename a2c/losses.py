@@ -58,6 +58,8 @@ def a2c_loss(
     Raises:
         ValueError: shapes that would broadcast instead of pairing element by element.
     """
+    if logits.ndim != 2 or len(logits) == 0:
+        raise ValueError(f"logits must have shape [B, A] with B > 0, got {list(logits.shape)}")
     batch = len(logits)
     if values.shape == (batch, 1):
         values = values.squeeze(1)
@@ -72,7 +74,7 @@ def a2c_loss(
     assert advantage.shape == log_prob.shape
     ratio = torch.ones_like(log_prob)
     if behaviour_log_probs is not None:
-        ratio = (log_prob.detach() - behaviour_log_probs).exp().clamp(max=1.0)
+        ratio = (log_prob.detach() - behaviour_log_probs.detach()).exp().clamp(max=1.0)
     policy = -(ratio * advantage * log_prob).mean()
     value = F.mse_loss(values, returns)
     entropy = -(log_probs.exp() * log_probs).sum(dim=1).mean()

@@ -148,7 +148,7 @@ class MlpA2C(nn.Module):
 
 def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -> nn.Module:
     """The network that `config.network` names; ValueError where it cannot read the observation."""
-    image = len(input_shape) == 3
+    image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
     kind = config.network if config.network != "auto" else ("atari" if image else "mlp")
     if kind == "mlp":
         return MlpA2C(input_shape, n_actions)

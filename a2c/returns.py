@@ -43,8 +43,8 @@ def lambda_returns(
         `[T, N]` returns, in the dtype of `next_values`.
 
     Raises:
-        ValueError: shapes differ or are not `[T, N]` with T > 0, flags are not bool, or a
-            coefficient lies outside 0 to 1.
+        ValueError: shapes differ or are not `[T, N]` with T > 0, flags are not bool, values are not
+            floating point, or a coefficient lies outside 0 to 1.
     """
     _check(rewards, next_values, terminated, truncated, gamma, gae_lambda)
     bootstrap = torch.where(terminated, torch.zeros_like(next_values), next_values)  # [T, N]
@@ -66,6 +66,8 @@ def _check(
     for name, tensor in (("next_values", next_values), ("terminated", terminated), ("truncated", truncated)):
         if tensor.shape != rewards.shape:
             raise ValueError(f"{name} must have the shape of rewards {list(rewards.shape)}, got {list(tensor.shape)}")
+    if not next_values.is_floating_point():
+        raise ValueError(f"next_values must be floating point, got {next_values.dtype}")
     for name, flags in (("terminated", terminated), ("truncated", truncated)):
         if flags.dtype != torch.bool:
             raise ValueError(f"{name} must be bool, got {flags.dtype}")

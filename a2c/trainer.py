@@ -6,9 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import datetime
-from pathlib import Path
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -21,7 +19,7 @@ from a2c.config import Config
 from a2c.curve import draw_curve
 from a2c.display import Display, score
 from a2c.envs import GameEnvs, make_envs, probe_spaces, split_envs
-from a2c.logger import RunLogger, Scores, learning_metrics
+from a2c.logger import RunLogger, Scores, learning_metrics, run_directory
 from a2c.networks import make_network
 from a2c.rollout import Collector, Rollout
 from a2c.update import Batch, Update, learn, learning_rate, make_optimizer
@@ -46,60 +44,74 @@ class Trainer:
         self.net = make_network(config, self.input_shape, self.n_actions)
         self.twin = self.compute.working_copy(self.net)
         self.optimizer = make_optimizer(self.net, config)
+        self.windows = SlidingWindows(
+            config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
+        )
         self.scores = Scores()
         self.env_steps = self.updates = 0
         self.seconds = 0.0  # wall time of training, earlier sessions included
         self.newest: Update | None = None
+        self.groups: list[GameEnvs] = []
+        self.logger: RunLogger | None = None
+        self.display: Display | None = None
+        self.row: dict[str, float] = {}  # the newest row of metrics
+        self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}  # seconds since that row
         self.stop_signal = 0  # number of the signal that asked for the end
         self.checkpoint = self._restore() if config.resume else None
 
     def run(self) -> int:
         """Train until the target, the budget or a signal. 0, or 128 + the signal's number."""
-        groups: list[GameEnvs] = []
-        with self._signals(), ExitStack() as closing:
-            closing.callback(self.compute.close)
-            for part in split_envs(self.config, self.compute.env_groups, self.compute.threads_per_group):
-                groups.append(make_envs(part))
-                closing.callback(groups[-1].close)
-            self._begin(groups)
-            closing.callback(self.logger.close)
-            closing.callback(self.display.close)
-            while not self._outcome():
-                rollout = self.collector.collect()
-                began = time.perf_counter()
-                for batch in self._batches(rollout):
-                    self._set_learning_rate()
-                    self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute)
-                    self.updates += 1
-                self._observe(rollout.obs[::NORMALIZER_STRIDE])
-                self._count(rollout, time.perf_counter() - began)
-                self._log_and_save()
+        with self._signals():
+            try:
+                self.start()
+                self._open_log()
+                while not self._outcome():
+                    rollout = self.advance()
+                    self._count(rollout)
+                    self._log_and_save()
+                self._log_and_save(last=True)
+            finally:
+                self.close()
         self._report()
         return 128 + self.stop_signal if self.stop_signal else 0
 
-    def _begin(self, groups: list[GameEnvs]) -> None:
-        """Collector, logger and display of a new or resumed run."""
-        config, resumed = self.config, self.checkpoint
+    def advance(self) -> Rollout:
+        """The algorithm: collect a rollout with the policy as it is, then learn it."""
+        rollout = self.collector.collect()
+        self.learn(rollout)
+        self.env_steps += len(rollout)
+        self.spent["env"] += self.collector.env_seconds
+        self.spent["act"] += self.collector.act_seconds
+        return rollout
+
+    def learn(self, rollout: Rollout) -> None:
+        """One optimiser step on each batch of the rollout; then its frames feed the normaliser."""
+        began = time.perf_counter()
+        for batch in self._batches(rollout):
+            self._set_learning_rate()
+            self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute)
+            self.updates += 1
+        self._observe(rollout.obs[::NORMALIZER_STRIDE])
+        self.spent["learn"] += time.perf_counter() - began
+
+    def start(self) -> None:
+        """Start the environments and the collector."""
+        config = self.config
+        for part in split_envs(config, self.compute.env_groups, self.compute.threads_per_group):
+            self.groups.append(make_envs(part))
         steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(groups, self.twin, steps, self.compute, config.seed)
-        self.windows = SlidingWindows(
-            config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
-        )
-        if resumed is None:
+        self.collector = Collector(self.groups, self.twin, steps, self.compute, config.seed)
+        if self.checkpoint is None:
             self._observe(self.collector.buffers.next_obs[None])
-        elif len(resumed["generators"]) == len(groups):
-            for generator, state in zip(self.collector.generators, resumed["generators"], strict=True):
+        elif len(self.checkpoint["generators"]) == len(self.groups):
+            for generator, state in zip(self.collector.generators, self.checkpoint["generators"], strict=True):
                 generator.set_state(state)
-        self.logger = RunLogger(self.run_dir, config, self.env_steps if resumed else None)
-        self.display = Display(config)
-        if resumed is not None:
-            self.display.say(f"resumed at {self.env_steps:,} env_steps; every environment starts a new game")
-        if config.cuda and self.compute.device.type != "cuda":
-            self.display.say("--cuda: torch finds no GPU here, so this run uses the CPU")
-        self.started = time.perf_counter() - self.seconds
-        self.saved_at, self.saved_best = self.env_steps, self.scores.best_mean
-        self.row: dict[str, float] = {}
-        self._begin_row()
+
+    def close(self) -> None:
+        """End environments, threads, files and display."""
+        for part in (*self.groups, self.compute, self.logger, self.display):
+            if part is not None:
+                part.close()
 
     def _batches(self, rollout: Rollout) -> Iterable[Batch]:
         if self.config.sliding_batch:
@@ -115,15 +127,6 @@ class Trainer:
         if self.net.normalizer is not None:
             self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
 
-    def _count(self, rollout: Rollout, learn_seconds: float) -> None:
-        self.env_steps += len(rollout)
-        self.seconds = time.perf_counter() - self.started
-        self.scores.add(game.score for game in rollout.episodes)
-        self.logger.episodes(self.env_steps, self.seconds, rollout.episodes)
-        self.spent["env"] += self.collector.env_seconds
-        self.spent["act"] += self.collector.act_seconds
-        self.spent["learn"] += learn_seconds
-
     def _outcome(self) -> str:
         """Why the run is over, or an empty text while it is not."""
         target = self.config.target_score
@@ -135,19 +138,38 @@ class Trainer:
 
     # --- log and save -------------------------------------------------------------------
 
+    def _open_log(self) -> None:
+        """Logger and display; they start threads, so they come after the worker processes."""
+        resumed = self.checkpoint is not None
+        self.logger = RunLogger(self.run_dir, self.config, self.env_steps if resumed else None)
+        self.display = Display(self.config)
+        if resumed:
+            self.display.say(f"resumed at {self.env_steps:,} env_steps; every environment starts a new game")
+        if self.config.cuda and self.compute.device.type != "cuda":
+            self.display.say("--cuda: torch finds no GPU here, so this run uses the CPU")
+        self.started = time.perf_counter() - self.seconds
+        self.saved_at, self.saved_best = self.env_steps, self.scores.best_mean
+        self._begin_row()
+
     def _begin_row(self) -> None:
         self.row_began, self.row_steps = time.perf_counter(), self.env_steps
-        self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}  # seconds since the last row
+        self.spent = dict.fromkeys(self.spent, 0.0)
 
-    def _log_and_save(self) -> None:
-        """Write a row of metrics and a checkpoint when they are due, and at the end of the run."""
-        over = bool(self._outcome())
-        if over or time.perf_counter() - self.row_began >= self.config.log_every:
+    def _count(self, rollout: Rollout) -> None:
+        self.seconds = time.perf_counter() - self.started
+        self.scores.add(game.score for game in rollout.episodes)
+        self.logger.episodes(self.env_steps, self.seconds, rollout.episodes)
+
+    def _log_and_save(self, last: bool = False) -> None:
+        """Write a row of metrics and a checkpoint when they are due or, at the end, when they are missing."""
+        row_due = last or time.perf_counter() - self.row_began >= self.config.log_every
+        if row_due and self.env_steps > self.row_steps:
             self.row = self._row()
             self.logger.metrics(self.row)
             self.display.show(self.row)
             self._begin_row()
-        if over or self.env_steps - self.saved_at >= self.config.checkpoint_every:
+        distance = self.env_steps - self.saved_at
+        if distance >= self.config.checkpoint_every or (last and distance):
             self._save()
 
     def _row(self) -> dict[str, float]:
@@ -217,14 +239,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def run_directory(config: Config) -> Path:
-    """Where the run lives: a resumed one's, a new or empty one; ValueError where others' files lie."""
-    if config.resume is not None:
-        return config.resume
-    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    run_dir = config.run_dir or Path("runs") / name
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
-    return run_dir

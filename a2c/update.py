@@ -101,7 +101,7 @@ def _gradients(
         returns,
         entropy_coef=config.entropy_coef,
         value_coef=config.value_coef,
-        behaviour_log_probs=batch.log_probs.flatten() if isinstance(batch, Rollout) else None,
+        behaviour_log_probs=batch.log_probs.flatten().to(compute.device) if isinstance(batch, Rollout) else None,
     )
     gradients = torch.autograd.grad(loss.total, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())

@@ -1,0 +1,130 @@
+"""What the benchmarks share: timed windows, memory, machine facts."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from a2c.config import available_cores
+
+PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
+
+
+def check_windows(seconds: float, rounds: int) -> None:
+    """ValueError for a window without length or a measurement without windows."""
+    if seconds <= 0:
+        raise ValueError(f"seconds must be above 0, got {seconds}")
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+
+
+def window(stage: Callable[[], int], seconds: float) -> tuple[int, float]:
+    """Repeat `stage`, which returns its decisions, for `seconds`; whole passes only. (decisions, seconds)."""
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        steps += stage()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return steps, time.perf_counter() - began
+
+
+def tree_memory(root: int) -> tuple[float, float]:
+    """Memory of a process and all its descendants: (PSS, RSS) in MB.
+
+    PSS shares every page among the processes that map it, so its sum counts each page once; the sum of RSS
+    counts shared pages once per process. Where the kernel shows no PSS, RSS stands in. Linux only: else zeros.
+    """
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has ended meanwhile
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    tree = [root]
+    for pid in tree:  # grows while it is read
+        tree += parents.get(pid, [])
+    pss = rss = 0
+    for pid in tree:
+        with suppress(OSError):
+            own_rss = _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:")
+            rss += own_rss
+            rollup = Path(f"/proc/{pid}/smaps_rollup")
+            pss += _kilobytes(rollup, "Pss:") if rollup.exists() else own_rss
+    return pss / 1024, rss / 1024
+
+
+def _kilobytes(path: Path, field: str) -> int:
+    """The value of one `field` of a /proc file, 0 where it has none."""
+    return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(field)), 0)
+
+
+class PeakMemory:
+    """Context manager: highest PSS and RSS (MB) of a process tree, looked at every `every` seconds by a thread."""
+
+    def __init__(self, root: int, every: float = 0.25) -> None:
+        self.root, self.every = root, every
+        self.pss = self.rss = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        over = False
+        while not over:
+            over = self._over.wait(self.every)
+            pss, rss = tree_memory(self.root)
+            self.pss, self.rss = max(self.pss, pss), max(self.rss, rss)
+
+
+def make_console() -> Console:
+    """A console whose tables keep their shape in a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores, GPU, versions and commit that a figure belongs to."""
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):  # Linux only, and not on every architecture
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    facts: dict[str, Any] = {
+        "processor": processor,
+        "cores": available_cores(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[package] = version(package)
+    return facts | {"torch threads": torch.get_num_threads(), "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """Short hash of the checkout, with a plus where tracked files differ from it; None outside of git."""
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,208 @@
+"""Training speed against Stable-Baselines3's A2C on the same game and machine.
+
+    pip install -e ".[bench]"
+    python benchmarks/compare_sb3.py --ours native,async --network nature
+
+Every contender lives in a process of its own, is started and warmed up, and then trains in turn
+for one window while the others wait on their pipes: A, B, C, A, B, C, ... Speeds are decisions
+per second (env_steps/s) over whole rollouts with their updates.
+
+* ours: the trainer's loop without log, checkpoint and display (`Trainer.advance`)
+* SB3: `A2C("CnnPolicy")` with its defaults (n_steps=5, RMSprop, float32) on `make_atari_env` with
+  `SubprocVecEnv` and `VecFrameStack(4)`. Variants in torch threads share a process and its
+  environments. The best variant is the reference. SB3 runs under the caller's OpenMP settings
+  (`OMP_WAIT_POLICY`), ours under those of train.py.
+* start: imports, environments, network and the first update, while no other contender runs
+* PSS: memory of the contender with its workers. Contenders that run side by side share library
+  pages, so alone (`--ours native --sb3-envs ""`) each shows a little more.
+
+The two are not the same arithmetic: SB3 learns once per 5 decisions of every environment, with
+one hidden layer for both heads (our `--network nature`); ours takes bfloat16 where the processor
+has it (`--precision float32` turns it off) and its own batch size. The table states both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from common import check_windows, machine_facts, make_console, tree_memory
+from rich.table import Table
+
+from a2c.cli import parse_config
+
+START_TIMEOUT = 900.0  # seconds: 50 workers that each import torch need most of a minute on two idle cores
+HELP = "Training speed against Stable-Baselines3. Every flag of train.py works too, for ours: --network nature ..."
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags of the comparison; all others are those of train.py."""
+
+    ours: str = "native,async"
+    """Backends of ours to compare (comma-separated)."""
+    sb3_envs: str = "16,50"
+    """Environments of the SB3 contenders (comma-separated counts)."""
+    sb3_threads: str = "default,1"
+    """torch threads to try in each SB3 contender (comma-separated counts; default = torch's own choice)."""
+    seconds: float = 20.0
+    """Length of one window (seconds)."""
+    rounds: int = 3
+    """Windows of each contender (count)."""
+    json: Path | None = None
+    """Write every figure to this file (path)."""
+
+
+class Contender:
+    """A contender's process as the comparison sees it. RuntimeError when it fails or stays silent."""
+
+    def __init__(self, name: str, spec: dict[str, Any]) -> None:
+        self.name = name
+        # Ours runs under train.py's setting; SB3 runs as its users start it.
+        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ} if spec["kind"] == "ours" else None
+        command = [sys.executable, str(Path(__file__).with_name("contender.py")), json.dumps(spec)]
+        # A session of its own, so that `kill` reaches all its workers; unbuffered, so that `select` sees every line.
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, start_new_session=True
+        )
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Run one window."""
+        self.process.stdin.write((json.dumps(order) + "\n").encode())
+        return self.answer(10 * order["seconds"] + 120.0)
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        """The next line, within `timeout` seconds."""
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        if not ready:
+            raise RuntimeError(f"{self.name} gave no answer within {timeout:.0f} s")
+        line = self.process.stdout.readline()
+        message = json.loads(line) if line else {"error": "its process ended; see its messages above"}
+        if "error" in message:
+            raise RuntimeError(f"{self.name} failed: {message['error']}")
+        return message
+
+    def kill(self) -> None:
+        """End the process and all its workers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def compare(options: Options, rest: list[str]) -> dict[str, Any]:
+    """All figures of one comparison."""
+    check_windows(options.seconds, options.rounds)
+    specs, threads = contenders_of(options, rest), counts("sb3_threads", options.sb3_threads)
+    running: dict[str, Contender] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        for name, spec in specs.items():
+            say(f"starting {name}")
+            running[name] = Contender(name, spec)
+            stack.callback(running[name].kill)
+            started = running[name].answer(START_TIMEOUT)
+            for n in threads if spec["kind"] == "sb3" else [0]:
+                label = f"{name}, {n or 'default'} torch threads" if spec["kind"] == "sb3" else name
+                rows[label] = {"contender": name, "order": n, **started, "speeds": []}
+        for turn in range(options.rounds + 1):  # round 0 warms up
+            say(f"round {turn} of {options.rounds}" if turn else "warming up")
+            for row in rows.values():
+                seconds = options.seconds if turn else min(options.seconds, 5.0)
+                done = running[row["contender"]].ask({"seconds": seconds, "threads": row["order"]})
+                row["threads"] = done["threads"]
+                row["speeds"] += [done["steps"] / done["seconds"]] if turn else []
+        for row in rows.values():
+            row["pss_mb"], row["rss_mb"] = tree_memory(running[row["contender"]].process.pid)
+            row["median"] = statistics.median(row["speeds"])
+    title = f"{options.rounds} windows of {options.seconds:g} s, train.py's flags for ours: {' '.join(rest) or 'none'}"
+    return {"title": title, "machine": machine_facts(), "contenders": rows, "ratios": ratios(rows)}
+
+
+def contenders_of(options: Options, rest: list[str]) -> dict[str, dict[str, Any]]:
+    """Name to what its process needs to know; ValueError for a bad flag, before any process starts."""
+    config = parse_config(rest)
+    specs: dict[str, dict[str, Any]] = {}
+    for backend in filter(None, options.ours.split(",")):
+        specs[f"ours {backend}"] = {"kind": "ours", "args": [*rest, "--backend", backend]}
+        parse_config(specs[f"ours {backend}"]["args"])
+    for n in counts("sb3_envs", options.sb3_envs) if options.sb3_envs else []:
+        specs[f"SB3 {n} envs"] = {"kind": "sb3", "env": config.env, "num_envs": n, "cuda": config.cuda}
+    return specs
+
+
+def counts(field: str, text: str) -> list[int]:
+    """Counts between commas; for threads `default` is known too, and is 0."""
+    parts = text.split(",")
+    if not all((part == "default" and field == "sb3_threads") or (part.isdigit() and int(part) > 0) for part in parts):
+        raise ValueError(f"{field} must be counts of at least 1 between commas, got {text!r}")
+    return [0 if part == "default" else int(part) for part in parts]
+
+
+def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Medians of ours over the best of SB3, and of `async` over the best of SB3 with 50 environments."""
+    pairs = [(name, best_of(rows, "SB3 ")) for name in rows if name.startswith("ours ")]
+    pairs += [("ours async", best_of(rows, "SB3 50 envs"))] if "ours async" in rows else []
+    return {f"{ours} / {peer}": rows[ours]["median"] / rows[peer]["median"] for ours, peer in pairs if peer}
+
+
+def best_of(rows: dict[str, dict[str, Any]], prefix: str) -> str:
+    """The fastest of the rows whose name begins with `prefix`, an empty text without any."""
+    return max((name for name in rows if name.startswith(prefix)), key=lambda n: rows[n]["median"], default="")
+
+
+def report(figures: dict[str, Any]) -> None:
+    """Print facts, table and ratios."""
+    console, table = make_console(), Table()
+    console.print(", ".join(f"{name} {value}" for name, value in figures["machine"].items()), soft_wrap=True)
+    console.print(figures["title"], soft_wrap=True)
+    for column in ("contender", "decisions/s", "min .. max", "start s", "PSS MB", "what"):
+        table.add_column(
+            column,
+            justify="left" if column in ("contender", "what") else "right",
+            no_wrap=column not in ("contender", "what"),
+        )
+    for name, row in figures["contenders"].items():
+        spread = f"{min(row['speeds']):,.0f} .. {max(row['speeds']):,.0f}"
+        what = f"{row['note']}, {row['threads']} torch threads"
+        table.add_row(name, f"{row['median']:,.0f}", spread, f"{row['start']:.1f}", f"{row['pss_mb']:,.0f}", what)
+    console.print(table)
+    for name, ratio in figures["ratios"].items():
+        console.print(f"{name}: {ratio:.2f}", soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Parse the flags, compare, print, write; returns the exit code."""
+    if importlib.util.find_spec("stable_baselines3") is None:
+        say('error: stable-baselines3 is not installed: pip install -e ".[bench]"')
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the contenders are killed
+    options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
+    try:
+        figures = compare(options, rest)
+    except (ValueError, RuntimeError, OSError) as error:
+        say(f"error: {error}")
+        return 2
+    report(figures)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

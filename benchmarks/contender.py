@@ -1,0 +1,90 @@
+"""One contender of compare_sb3.py: a training in a process of its own that runs windows on demand.
+
+    python benchmarks/contender.py '{"kind": "ours", "args": ["--backend", "native"]}'
+
+It says on stdout when it is ready (`{"note", "start"}`), then answers each order on stdin
+(`{"seconds", "threads"}`, threads 0 = torch's own choice) with `{"steps", "seconds", "threads"}`,
+or with `{"error"}` before it fails. One line of JSON each; all else goes to stderr. Nothing heavy
+is imported at the top: SB3's workers import this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Advance = Callable[[], int]  # trains a little, returns its decisions
+
+
+def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
+    """Our training, as `train.py` would run it with the flags `spec["args"]`."""
+    from a2c.cli import parse_config
+    from a2c.trainer import Trainer
+
+    training = Trainer(parse_config(spec["args"]))
+    training.start()
+    config, precision = training.config, str(training.compute.precision).removeprefix("torch.")
+    batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.batches_per_rollout
+    network = type(training.net).__name__
+    return (
+        lambda: len(training.advance()),
+        training.close,
+        f"{config.num_envs} envs, {network}, {precision}, batch {batch}",
+    )
+
+
+def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
+    """Stable-Baselines3's A2C with its defaults; one advance is 1 to 3 rollouts with their updates."""
+    from stable_baselines3 import A2C
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
+
+    # "ale_py:" makes every worker register the Atari games, which SB3 does not.
+    games = make_atari_env(f"ale_py:{spec['env']}", spec["num_envs"], seed=0, vec_env_cls=SubprocVecEnv)
+    envs = VecFrameStack(games, n_stack=4)
+    model = A2C("CnnPolicy", envs, n_steps=5, device="cuda" if spec["cuda"] else "cpu", seed=0)
+    batch = model.n_steps * envs.num_envs
+
+    def advance() -> int:
+        before = model.num_timesteps
+        model.learn(total_timesteps=max(1, 250 // batch) * batch, reset_num_timesteps=False)
+        return model.num_timesteps - before
+
+    return advance, envs.close, f"{envs.num_envs} envs, {type(model.policy).__name__}, float32, batch {batch}"
+
+
+def main(spec: dict[str, Any]) -> int:
+    """Build the contender, then answer each order with a reply, until stdin ends."""
+    replies = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints, here or in a worker, goes to stderr
+
+    def reply(message: dict[str, Any]) -> None:
+        os.write(replies, (json.dumps(message) + "\n").encode())
+
+    began = time.perf_counter()
+    try:
+        advance, close, note = (build_ours if spec["kind"] == "ours" else build_sb3)(spec)
+        import torch
+        from common import window
+
+        default_threads = torch.get_num_threads()
+        advance()
+        reply({"note": note, "start": time.perf_counter() - began})
+        for line in sys.stdin:
+            order = json.loads(line)
+            torch.set_num_threads(order["threads"] or default_threads)
+            steps, seconds = window(advance, order["seconds"])
+            reply({"steps": steps, "seconds": seconds, "threads": torch.get_num_threads()})
+        close()
+    except Exception as error:
+        reply({"error": f"{type(error).__name__}: {error}"[:2000]})
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(json.loads(sys.argv[1])))

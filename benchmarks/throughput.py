@@ -1,0 +1,247 @@
+"""How fast each stage of training runs alone, how fast they run together, and what the cores allow.
+
+    python benchmarks/throughput.py --preset default --backend native
+
+Speeds are decisions per second (env_steps/s). The stages take turns, a window each, round after
+round, so that a slow minute of the machine falls on all of them; the median window counts.
+
+* environments: random actions, in the groups and threads that training uses
+* acting: forward pass and sampling on the observations of a recorded rollout
+* learning: `a2c.update.learn` on the batches of the recorded rollout
+* end to end: the trainer's loop without log, checkpoint and display
+* 1 thread: the first three with one thread at work, all environments in one group. For `async`
+  the environments are plain ones in one loop, so that neither processes nor pipes count.
+
+Core bound: cores / (sum of the 1-thread stages' seconds per decision), the speed of a training
+that lost nothing to waiting, copying, uneven shares or the normaliser's statistics.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as train.py does, before torch loads
+
+import numpy as np
+import torch
+import tyro
+from common import PeakMemory, check_windows, machine_facts, make_console, window
+from rich.console import Console
+from rich.table import Table
+
+from a2c.cli import parse_config
+from a2c.compute import Compute
+from a2c.config import Config, available_cores
+from a2c.envs import GameEnvs, make_envs, split_envs
+from a2c.rollout import Rollout, sample
+from a2c.trainer import Trainer
+
+HELP = "Speed of training, stage by stage and as a whole. Every flag of train.py works too: --preset, --backend ..."
+STEPS = 20  # decisions per environment in one pass of a stage that runs alone
+PARTS = ("environments", "acting", "learning")
+SINGLE = ", 1 thread"  # ends the names of the stages that the core bound is made of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags of the measurement; all others are those of train.py."""
+
+    seconds: float = 10.0
+    """Length of one window (seconds)."""
+    rounds: int = 5
+    """Windows of each stage (count)."""
+    json: Path | None = None
+    """Write every figure to this file (path)."""
+
+
+def start_envs(config: Config, compute: Compute) -> list[GameEnvs]:
+    """The environments of a training, in the groups that its compute threads play."""
+    return [make_envs(part) for part in split_envs(config, compute.env_groups, compute.threads_per_group)]
+
+
+def close(groups: Sequence[GameEnvs], compute: Compute) -> None:
+    """End environments and threads."""
+    for envs in groups:
+        envs.close()
+    compute.close()
+
+
+def time_to_first_step(config: Config) -> float:
+    """Seconds to start the environments, reset them and step each once. Call it first, while nothing is warm."""
+    began = time.perf_counter()
+    compute = Compute(config)
+    groups = start_envs(config, compute)
+    try:
+        compute.map(lambda envs: envs.reset(), groups)
+        compute.map(lambda envs: envs.step(np.zeros(envs.num_envs, np.int64)), groups)
+        return time.perf_counter() - began
+    finally:
+        close(groups, compute)
+
+
+def step_envs(groups: Sequence[GameEnvs], compute: Compute, rng: np.random.Generator) -> int:
+    """Play `STEPS` random decisions in every environment, each group in its compute thread."""
+
+    def play(envs: GameEnvs, actions: np.ndarray) -> None:
+        for row in actions:
+            envs.step(row)
+
+    actions = [rng.integers(envs.single_action_space.n, size=(STEPS, envs.num_envs)) for envs in groups]
+    compute.map(play, groups, actions)
+    return sum(a.size for a in actions)
+
+
+def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout]) -> int:
+    """Act on every recorded observation as `Collector` does, each group's columns in a compute thread."""
+
+    @torch.no_grad()
+    def play(mine: slice) -> None:
+        generator = torch.Generator(trainer.compute.device).manual_seed(0)
+        for rollout in rollouts:
+            for obs in rollout.obs[:, mine]:
+                logits, _ = trainer.twin(obs)
+                sample(logits.float(), generator)[0].cpu()
+
+    trainer.compute.map(play, columns)
+    return sum(len(rollout) for rollout in rollouts)
+
+
+def replay(trainer: Trainer, rollouts: Sequence[Rollout]) -> int:
+    """Learn the recorded rollouts again."""
+    for rollout in rollouts:
+        trainer.learn(rollout)
+    return sum(len(rollout) for rollout in rollouts)
+
+
+def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], int]]:
+    """What takes turns: from a name to a function that does one pass and returns its decisions."""
+    rng, collector = np.random.default_rng(0), training.collector
+    # A vanishing step size costs the same and keeps the policy that acted.
+    config = replace(training.config, learning_rate=1e-12)
+    recorded = [copy.deepcopy(collector.collect()) for _ in range(-(-STEPS // collector.rollout_steps))]
+    learner = Trainer(config)
+    stack.callback(learner.close)
+    stages: dict[str, Callable[[], int]] = {
+        "environments": partial(step_envs, training.groups, training.compute, rng),
+        "acting": partial(act, learner, collector.columns, recorded),
+        "learning": partial(replay, learner, recorded),
+        "end to end": lambda: len(training.advance()),
+    }
+    if training.compute.device.type == "cuda":
+        return stages
+    alone = replace(config, threads=1)
+    single = Trainer(alone)
+    few = alone if config.backend == "native" else replace(alone, backend="sync", num_envs=min(4, config.num_envs))
+    envs = make_envs(few)
+    stack.callback(close, [envs], single.compute)
+    envs.reset()
+    parts = (
+        partial(step_envs, [envs], single.compute, rng),
+        partial(act, single, [slice(None)], recorded),
+        partial(replay, single, recorded),
+    )
+    return stages | {part + SINGLE: stage for part, stage in zip(PARTS, parts, strict=True)}
+
+
+def measure(stages: dict[str, Callable[[], int]], seconds: float, rounds: int) -> dict[str, list[float]]:
+    """Decisions/s of every window: a short round to warm up, then `rounds` over all stages."""
+    speeds: dict[str, list[float]] = {name: [] for name in stages}
+    threads = available_cores()
+    for turn in range(rounds + 1):
+        print(f"round {turn} of {rounds}" if turn else "warming up", file=sys.stderr, flush=True)
+        for name, stage in stages.items():
+            # The optimiser's step runs in this thread, with torch's own threads unless told otherwise.
+            torch.set_num_threads(1 if name.endswith(SINGLE) else threads)
+            steps, elapsed = window(stage, seconds if turn else min(seconds, 1.0))
+            if turn:
+                speeds[name].append(steps / elapsed)
+    return speeds
+
+
+def report(figures: dict[str, Any], console: Console) -> None:
+    """Print facts, table and bounds."""
+    console.print(", ".join(f"{name} {value}" for name, value in figures["machine"].items()), soft_wrap=True)
+    console.print(figures["title"], soft_wrap=True)
+    table = Table()
+    for column in ("stage", "decisions/s", "min .. max", "µs per decision", "end to end / stage"):
+        table.add_column(column, justify="left" if column == "stage" else "right", no_wrap=True)
+    whole = figures["median"]["end to end"]
+    for name, speeds in figures["windows"].items():
+        median = figures["median"][name]
+        spread = f"{min(speeds):,.0f} .. {max(speeds):,.0f}"
+        table.add_row(name, f"{median:,.0f}", spread, f"{1e6 / median:.1f}", f"{whole / median:.2f}")
+    console.print(table)
+    if figures["core_bound"]:
+        console.print(
+            f"core bound of {figures['machine']['cores']} cores: {figures['core_bound']:,.0f} decisions/s; "
+            f"end to end reaches {figures['share_of_core_bound']:.0%} of it"
+        )
+    console.print(
+        f"start to first step {figures['startup_seconds']:.2f} s (imports not counted); "
+        f"peak memory {figures['peak_pss_mb']:,.0f} MB PSS, {figures['peak_rss_mb']:,.0f} MB as a sum of RSS",
+        soft_wrap=True,
+    )
+
+
+def run(options: Options, config: Config) -> dict[str, Any]:
+    """All figures of one measurement."""
+    machine = machine_facts()  # asks torch for its threads before any other thread can change the answer
+    startup = time_to_first_step(config)
+    with ExitStack() as stack:
+        with PeakMemory(os.getpid()) as memory:
+            training = Trainer(config)
+            stack.callback(training.close)
+            training.start()
+            window(lambda: len(training.advance()), min(options.seconds, 3.0))
+        speeds = measure(make_stages(training, stack), options.seconds, options.rounds)
+        precision = str(training.compute.precision).removeprefix("torch.")
+    median = {name: statistics.median(values) for name, values in speeds.items()}
+    bound = (
+        None
+        if training.compute.device.type == "cuda"
+        else machine["cores"] / sum(1 / median[part + SINGLE] for part in PARTS)
+    )
+    title = f"{config.env}, preset {config.preset}, {config.backend} x {config.num_envs}, network {config.network}"
+    return {
+        "title": f"{title}, {precision}, {options.rounds} windows of {options.seconds:g} s",
+        "machine": machine | {"precision": precision},
+        "config": json.loads(config.to_json()),
+        "windows": speeds,
+        "median": median,
+        "core_bound": bound,
+        "share_of_core_bound": bound and median["end to end"] / bound,
+        "startup_seconds": startup,
+        "peak_pss_mb": memory.pss,
+        "peak_rss_mb": memory.rss,
+    }
+
+
+def main() -> int:
+    """Parse the flags, measure, print, write; returns the exit code."""
+    try:
+        options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
+        check_windows(options.seconds, options.rounds)
+        figures = run(options, parse_config(rest))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report(figures, make_console())
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

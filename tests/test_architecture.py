@@ -1,0 +1,95 @@
+"""The package as a whole: who may import whom, what loads when, how long a file may get."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import a2c
+
+PACKAGE = Path(a2c.__file__).parent
+ORDER = (
+    *("config", "returns", "losses", "networks", "compute", "atari", "envs", "rollout", "batch", "update"),
+    *("checkpoint", "logger", "curve", "display", "evaluate", "trainer", "cli"),
+)
+FILES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+
+
+def imports_of_ours(path):
+    """Names of the package's modules that a file imports anywhere, functions included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("a2c.")}
+            assert all(name.name != "a2c" for name in node.names), "import the module that defines the name"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module != "a2c", "import the module that defines the name"
+            if (node.module or "").startswith("a2c."):
+                found.add(node.module.split(".")[1])
+    return found
+
+
+def test_every_module_has_its_place_in_the_order():
+    assert {path.stem for path in FILES} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_module_imports_only_modules_before_it(path):
+    late = imports_of_ours(path) - set(ORDER[: ORDER.index(path.stem)])
+    assert not late
+
+
+@pytest.mark.parametrize("name", ["returns", "losses"])
+def test_pure_mathematics_imports_nothing_of_ours(name):
+    assert imports_of_ours(PACKAGE / f"{name}.py") == set()
+
+
+def test_the_reader_of_imports_sees_them():
+    assert imports_of_ours(PACKAGE / "cli.py") >= {"config", "trainer", "evaluate"}  # two of them inside functions
+
+
+@pytest.mark.parametrize("name", ["a2c", "a2c.config", "a2c.atari", "a2c.envs", "a2c.cli"])
+def test_importing_it_does_not_import_torch(name):
+    code = f"import sys, {name}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, a2c; print(sorted({'gymnasium', 'numpy', 'cv2', 'ale_py'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", a2c.__all__)
+def test_every_public_name_resolves_and_is_documented(name):
+    thing = getattr(a2c, name)
+    assert name in dir(a2c)
+    assert name == "PRESETS" or thing.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'a2c' has no attribute 'Nonsense'"):
+        _ = a2c.Nonsense
+
+
+def test_the_package_is_marked_as_typed():
+    assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("path", [*FILES, PACKAGE / "__init__.py"], ids=lambda path: path.stem)
+def test_a_file_fits_in_the_reader_s_head(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_module_and_public_function_says_what_it_is_for(path):
+    module = importlib.import_module(f"a2c.{path.stem}")
+    assert module.__doc__
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name

@@ -1,0 +1,136 @@
+"""Checkpoints: written whole or not at all, and read without trusting them."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from toys import TinyNet
+
+from a2c.checkpoint import FORMAT, CheckpointError, load_checkpoint, load_network, save_checkpoint
+
+
+def state_of(net, **changes):
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 3))[1].sum().backward()
+    optimizer.step()  # so that the optimiser has moments to keep
+    state = {"config": "{}", "network": net.state_dict(), "optimizer": optimizer.state_dict()}
+    return state | {"env_steps": 40, "updates": 2, "generator": torch.Generator().get_state(), **changes}
+
+
+def one_line(refusal):
+    message = str(refusal.value)
+    assert "\n" not in message and message.startswith("checkpoint ")
+    return message
+
+
+def test_round_trip(tmp_path):
+    net, path = TinyNet(seed=1), tmp_path / "latest.pt"
+    state = state_of(net)
+    save_checkpoint(path, state)
+    loaded = load_checkpoint(path)
+    assert loaded["format"] == FORMAT and (loaded["env_steps"], loaded["updates"]) == (40, 2)
+    assert torch.equal(loaded["generator"], state["generator"])
+    torch.testing.assert_close(loaded["optimizer"], state["optimizer"], rtol=0, atol=0)
+    other = TinyNet(seed=2)
+    load_network(other, loaded, path)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+    assert [file.name for file in tmp_path.iterdir()] == ["latest.pt"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_intact(tmp_path, monkeypatch):
+    path = tmp_path / "latest.pt"
+    save_checkpoint(path, state_of(TinyNet()))
+    before = path.read_bytes()
+
+    def disk_full(state, file):
+        file.write(b"half of a checkpoint")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(path, state_of(TinyNet()))
+    assert path.read_bytes() == before
+
+
+def test_the_new_file_is_on_disk_before_it_takes_the_old_one_s_place(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
+    monkeypatch.setattr(os, "replace", lambda source, target: calls.append("replace"))
+    save_checkpoint(tmp_path / "latest.pt", state_of(TinyNet()))
+    assert calls == ["fsync", "replace"]
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    for path in (tmp_path / "latest.pt", tmp_path):
+        with pytest.raises(CheckpointError) as refusal:
+            load_checkpoint(path)
+        assert str(path) in one_line(refusal)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 0.5, -1])
+def test_a_truncated_file_is_refused(tmp_path, keep):
+    path = tmp_path / "latest.pt"
+    save_checkpoint(path, state_of(TinyNet()))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    assert str(path) in one_line(refusal) and "damaged" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello, world\n", bytes(range(256)) * 8, b"\x80\x02.", b"PK\x03\x04" + bytes(64), b"\x89PNG\r\n\x1a\n"]
+)
+def test_a_foreign_file_is_refused(tmp_path, content):
+    path = tmp_path / "latest.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    assert str(path) in one_line(refusal)
+
+
+@pytest.mark.parametrize("state", [{"weight": torch.ones(2)}, [1, 2], torch.ones(2), 3])
+def test_another_program_s_checkpoint_is_refused(tmp_path, state):
+    path = tmp_path / "latest.pt"
+    torch.save(state, path)
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    assert "not one of a2c's" in one_line(refusal)
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    path = tmp_path / "latest.pt"
+    torch.save({"format": FORMAT + 1, **state_of(TinyNet())}, path)
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    assert f"format {FORMAT + 1}" in one_line(refusal) and "update" in str(refusal.value)
+
+
+@pytest.mark.parametrize("other", [TinyNet(features=4), TinyNet(n_actions=2), torch.nn.Linear(3, 5)])
+def test_another_network_is_refused(tmp_path, other):
+    path = tmp_path / "latest.pt"
+    save_checkpoint(path, state_of(TinyNet()))
+    with pytest.raises(CheckpointError) as refusal:
+        load_network(other, load_checkpoint(path), path)
+    assert "belongs to another network" in one_line(refusal)
+
+
+class Bomb:
+    """Unpickling it creates a file: a stand-in for anything worse."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return open, (str(self.target), "w")
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, protocol=2))])
+def test_a_malicious_checkpoint_is_not_executed(tmp_path, save):
+    path, target = tmp_path / "latest.pt", tmp_path / "executed"
+    save({"format": FORMAT, **state_of(TinyNet(), bomb=Bomb(target))}, path)
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    one_line(refusal)
+    assert not target.exists()

@@ -1,0 +1,129 @@
+"""Which environments start, which are refused, and what their worker processes do and leave behind."""
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from toys import CountingEnv
+
+from a2c.atari import find_spec, make_env
+from a2c.config import Config
+from a2c.envs import GameEnvs, make_envs
+
+SCRIPT = """
+import torch, psutil, sys
+with open(sys.argv[1], "a") as log:
+    log.write("main\\n")
+import numpy as np
+from a2c.atari import find_spec, make_env
+from a2c.config import Config
+from a2c.envs import make_envs
+envs = make_envs(Config(num_envs=3))
+envs.reset()
+envs.step(np.zeros(3, int))
+workers = [process.pid for process in envs.env.processes]
+for child in psutil.Process().children(recursive=True):
+    with open(f"/proc/{child.pid}/maps") as maps:
+        print(child.pid, child.pid in workers, "libtorch" in maps.read())
+envs.close()
+"""
+
+
+def test_an_unknown_id_gives_the_nearest_names_and_starts_no_process():
+    before = psutil.Process().children(recursive=True)
+    for bad, near in (
+        ("PongNoFrameskp-v4", "PongNoFrameskip-v4"),
+        ("CartPol-v1", "CartPole-v1"),
+        ("Breakout", "Breakout-v0"),
+    ):
+        with pytest.raises(ValueError, match=f"^env must be a registered Gymnasium id, got '{bad}'.*{near}"):
+            make_envs(Config(env=bad, num_envs=2))
+    assert psutil.Process().children(recursive=True) == before
+
+
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_a_continuous_action_space_is_refused(backend):
+    with pytest.raises(ValueError, match="env must have a discrete action space, got Box"):
+        make_envs(Config(env="MountainCarContinuous-v0", backend=backend, num_envs=2))
+
+
+def test_native_refuses_what_ale_py_cannot_play():
+    with pytest.raises(ValueError, match="backend must be async or sync for CartPole-v1"):
+        make_envs(Config(env="CartPole-v1", backend="native", num_envs=2))
+
+
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_cartpole_plays_and_its_lengths_are_its_scores(backend):
+    with contextlib.closing(make_envs(Config(env="CartPole-v1", backend=backend, num_envs=2))) as envs:
+        obs, _ = envs.reset()
+        assert obs.shape == (2, 4) and obs.dtype == np.float32
+        infos = [envs.step(np.array([t % 2, 0]))[4] for t in range(80)]
+    games = [game for info in infos for game in info["episodes"]]
+    assert len(games) >= 3 and all(game.score == game.length > 0 for game in games)
+
+
+def test_another_autoreset_mode_is_refused():
+    with pytest.raises(ValueError, match=r"autoreset_mode must be SAME_STEP, got .*NEXT_STEP"):
+        GameEnvs(SyncVectorEnv([lambda: CountingEnv(0, 3)]))
+
+
+def test_native_instances_do_not_share_metadata():
+    # The class of ale-py writes the mode of the newest instance into one dictionary.
+    with contextlib.closing(make_envs(Config(backend="native", num_envs=1))) as ours:
+        other = AtariVectorEnv("pong", 1, autoreset_mode=AutoresetMode.NEXT_STEP)
+        assert ours.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        assert other.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        other.close()
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_environments_can_be_sent_to_processes_of_every_start_method(method):
+    config = Config(num_envs=2)
+    factories = [partial(make_env, config, find_spec(config.env), seed) for seed in range(2)]
+    vector = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP, context=method)
+    with contextlib.closing(GameEnvs(vector, config)) as envs:
+        assert envs.reset()[0].shape == (2, 4, 84, 84)
+        assert envs.step(np.array([2, 3]))[1].shape == (2,)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="reads /proc")
+def test_workers_import_neither_torch_nor_the_script_that_started_them(tmp_path):
+    # The script has torch and no main guard: a worker that imported it would load the one and trip over the other.
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(SCRIPT, encoding="utf-8")
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script), str(log)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0 and not done.stderr
+    children = [line.split() for line in done.stdout.splitlines()]
+    assert sum(is_worker == "True" for _, is_worker, _ in children) == 3
+    assert all(has_torch == "False" for _, _, has_torch in children)
+    assert log.read_text(encoding="utf-8") == "main\n"
+
+
+def test_starting_workers_leaves_the_main_module_as_it_was():
+    before = {name: vars(sys.modules["__main__"]).get(name) for name in ("__file__", "__spec__", "__name__")}
+    make_envs(Config(env="CartPole-v1", num_envs=1)).close()
+    assert {name: vars(sys.modules["__main__"]).get(name) for name in before} == before
+
+
+def test_workers_die_with_close():
+    envs = make_envs(Config(env="CartPole-v1", num_envs=3))
+    workers = list(envs.env.processes)
+    assert len(workers) == 3 and all(worker.is_alive() for worker in workers)
+    envs.close()
+    assert not any(worker.is_alive() for worker in workers)
+    assert not any(psutil.pid_exists(worker.pid) for worker in workers)

@@ -1,0 +1,234 @@
+"""One contract for every backend: what a step returns, how games end, what is refused."""
+
+import contextlib
+import faulthandler
+import itertools
+
+import numpy as np
+import pytest
+from toys import counting_envs
+
+from a2c.atari import find_spec, make_env
+from a2c.config import Config
+from a2c.envs import make_envs, split_envs
+
+BACKENDS = ("async", "native", "sync")
+PONG, BREAKOUT, FREEWAY = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "FreewayNoFrameskip-v4"
+
+
+@contextlib.contextmanager
+def playing(env=PONG, **changes):
+    envs = make_envs(Config(env=env, **{"num_envs": 2, "noop_max": 0, **changes}))
+    try:
+        yield envs
+    finally:
+        envs.close()
+
+
+def random_actions(steps, rows, n_actions, seed=0):
+    return np.random.default_rng(seed).integers(n_actions, size=(steps, rows))
+
+
+def play(envs, actions):
+    """Step through `actions [T, N]`; a list of everything that came back, obs copied."""
+    obs, _ = envs.reset()
+    trace = [(np.array(obs),)]
+    for row in actions:
+        obs, rewards, terminated, truncated, info = envs.step(row)
+        trace.append((np.array(obs), rewards, terminated, truncated, info))
+    return trace
+
+
+def play_by_hand(config, actions):
+    """One unvectorised row: the wrapped environment, reset by this loop as soon as it ends."""
+    env = make_env(config, find_spec(config.env), config.seed)
+    obs, _ = env.reset(seed=config.seed)
+    trace = [(np.array(obs),)]
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        final = np.array(obs) if terminated or truncated else None
+        if final is not None:
+            obs, _ = env.reset()
+        trace.append((np.array(obs), reward, terminated, truncated, final))
+    return trace
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def breakout(request):
+    """290 random decisions: row 0 is cut off after 165, row 1 loses its games after 137 and 140 more."""
+    with playing(BREAKOUT, backend=request.param, max_episode_frames=660) as envs:
+        yield play(envs, random_actions(290, 2, 4, seed=1))
+
+
+def test_shapes_and_dtypes(breakout):
+    assert breakout[0][0].shape == (2, 4, 84, 84) and breakout[0][0].dtype == np.uint8
+    for obs, rewards, terminated, truncated, info in breakout[1:]:
+        assert obs.shape == (2, 4, 84, 84) and obs.dtype == np.uint8
+        assert rewards.shape == (2,) and rewards.dtype == np.float32
+        assert terminated.shape == truncated.shape == (2,) and terminated.dtype == truncated.dtype == bool
+        assert set(info) == {"final_obs", "episodes"}
+
+
+def test_an_observation_behind_an_end_begins_a_game_and_no_other_does(breakout):
+    ended = 0
+    for obs, _, terminated, truncated, _ in breakout[1:]:
+        for row in range(2):
+            begins = not obs[row, :3].any() and obs[row, 3].any()  # a stack of one frame
+            assert begins == bool(terminated[row] | truncated[row])
+            ended += begins
+    assert ended >= 3
+
+
+def test_the_final_observation_is_there_for_exactly_the_rows_that_ended(breakout):
+    for obs, _, terminated, truncated, info in breakout[1:]:
+        assert set(info["final_obs"]) == set(np.flatnonzero(terminated | truncated))
+        for row, final in info["final_obs"].items():
+            assert final.shape == (4, 84, 84) and final.dtype == np.uint8
+            assert final[:3].any() and not np.array_equal(final, obs[row])
+
+
+def test_the_final_observation_of_a_cut_game_shows_what_the_last_decision_did(breakout):
+    # The FIRE frame puts the cut inside a decision; the paddle moves in it all the same.
+    cuts = 0
+    for (before, *_), (_, _, _, truncated, info) in itertools.pairwise(breakout):
+        for row, final in info["final_obs"].items():
+            assert np.array_equal(final[:3], before[row, 1:])
+            cuts += truncated[row]
+            assert not (truncated[row] and np.array_equal(final[3], before[row, 3]))
+    assert cuts >= 1
+
+
+def test_a_game_is_as_long_as_the_decisions_between_two_ends(breakout):
+    # A junk transition after an autoreset would show as a decision that belongs to no game.
+    began = [0, 0]
+    for t, (_, _, terminated, truncated, info) in enumerate(breakout[1:], start=1):
+        ended = {game.env: game for game in info["episodes"]}
+        assert set(ended) == set(np.flatnonzero(terminated | truncated))
+        for row, game in ended.items():
+            assert game.length == t - began[row]
+            began[row] = t
+    assert began == [165, 277]
+
+
+def test_scores_of_games_and_of_running_games_sum_to_all_raw_rewards():
+    # SpaceInvaders pays 5 to 30 points, so a clipped reward would show.
+    actions = random_actions(150, 2, 6)
+    for backend in ("native", "sync"):
+        with playing("SpaceInvadersNoFrameskip-v4", backend=backend, max_episode_frames=300) as envs:
+            trace = play(envs, actions)[1:]
+            rewards = np.stack([step[1] for step in trace])
+            finished = sum(game.score for step in trace for game in step[4]["episodes"])
+            assert finished > 0 and finished + envs.scores.sum() == rewards.sum()
+            assert rewards.max() >= 5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("env", "frames", "size"), [(PONG, 108_000, 84), (FREEWAY, 400, 42), (BREAKOUT, 108_000, 84)])
+def test_every_pixel_reward_and_flag_equals_the_unvectorised_wrappers(backend, env, frames, size):
+    # noop_max=0, because the backends draw their no-ops differently. Freeway is cut off, Breakout is lost.
+    settings = {"backend": backend, "max_episode_frames": frames, "frame_size": size}
+    with playing(env, **settings) as envs:
+        actions = random_actions(250, 2, envs.single_action_space.n, seed=2)
+        trace = play(envs, actions)
+    config = Config(env=env, noop_max=0, **settings)
+    ends = 0
+    for row in range(2):
+        expected = play_by_hand(config, actions[:, row])
+        assert np.array_equal(trace[0][0][row], expected[0][0])
+        for t in range(1, len(trace)):
+            obs, rewards, terminated, truncated, info = trace[t]
+            want_obs, want_reward, want_terminated, want_truncated, want_final = expected[t]
+            assert np.array_equal(obs[row], want_obs), f"row {row}, decision {t}"
+            assert (rewards[row], terminated[row], truncated[row]) == (want_reward, want_terminated, want_truncated)
+            if want_final is not None:
+                ends += 1
+                # ale-py cuts before the last frame of a decision, so it pools other frames into the newest one.
+                exact = slice(3) if backend == "native" and want_truncated else slice(4)
+                assert np.array_equal(info["final_obs"][row][exact], want_final[exact])
+    assert ends >= 2 or env == PONG
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_seed_decides_the_games_and_rows_differ(backend):
+    actions = random_actions(60, 1, 6).repeat(2, axis=1)  # the same decisions in every row
+    changes = {"backend": backend, "noop_max": 30, "max_episode_frames": 120}
+
+    def observations(seed, times=1):
+        with playing(**changes, seed=seed) as envs:
+            return [np.stack([step[0] for step in play(envs, actions)]) for _ in range(times)]
+
+    first, again = observations(5, times=2)  # reset() alone plays the same games again
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, observations(5)[0])
+    other = observations(6)[0]
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[:, 0], first[:, 1])
+    assert np.array_equal(first[:, 1], other[:, 0])  # row i is seeded with seed + i
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_actions_are_refused_and_nothing_hangs(backend):
+    bad = [[0], [0, 0, 0], [[0, 0]], [0.0, 1.0], [True, False], [0, 6], [-1, 0], np.array([0, 2**40]), [0, None]]
+    faulthandler.dump_traceback_later(60, exit=True)  # ale-py's threads cannot be interrupted otherwise
+    with playing(backend=backend) as envs:
+        envs.reset()
+        for actions in bad:
+            with pytest.raises(ValueError, match=r"^actions must be .*, got "):
+                envs.step(np.array(actions))
+        assert envs.lengths.tolist() == [0, 0]
+        envs.step(np.array([0, 5], np.int32))
+        assert envs.lengths.tolist() == [1, 1]
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.parametrize("backend", ["native", "sync"])
+def test_a_lost_life_ends_an_episode_but_not_the_game(backend):
+    actions = random_actions(250, 2, 4, seed=2)
+    with playing(BREAKOUT, backend=backend) as envs:
+        games = play(envs, actions)[1:]
+    with playing(BREAKOUT, backend=backend, end_of_life=True) as envs:
+        lives = play(envs, actions)[1:]
+    lost = 0
+    for (obs, rewards, over, _, whole), (same_obs, same_rewards, terminated, _, info) in zip(games, lives, strict=True):
+        assert np.array_equal(obs, same_obs) and np.array_equal(rewards, same_rewards)
+        assert info["episodes"] == whole["episodes"]
+        assert set(info["final_obs"]) == set(np.flatnonzero(terminated))
+        for row in np.flatnonzero(terminated & ~over):
+            assert np.array_equal(info["final_obs"][row], obs[row])
+            lost += 1
+    finished = [game for step in games for game in step[4]["episodes"]]
+    assert {game.env for game in finished} == {0, 1}
+    assert lost >= 4 * len(finished)  # Breakout has five lives, the last of which ends the game
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sticky_actions_follow_the_id_unless_they_are_set(backend):
+    # With nothing else random, two games with the same decisions part only where actions stick.
+    actions = random_actions(40, 1, 6).repeat(2, axis=1)
+    cases = ((PONG, None, False), (PONG, 0.5, True), ("ALE/Pong-v5", None, True), ("ALE/Pong-v5", 0.0, False))
+    for env, sticky, parts in cases:
+        with playing(env, backend=backend, sticky_actions=sticky) as envs:
+            obs = play(envs, actions)[-1][0]
+        assert np.array_equal(obs[0], obs[1]) != parts, (env, sticky)
+
+
+def test_a_decision_is_four_frames_and_v5_repeats_actions_with_probability_a_quarter():
+    with playing("ALE/Pong-v5", backend="sync", num_envs=1) as envs:
+        envs.reset()
+        ale = envs.env.envs[0].unwrapped.ale
+        assert ale.getFloat("repeat_action_probability") == 0.25
+        before = ale.getEpisodeFrameNumber()
+        envs.step(np.array([0]))
+        assert ale.getEpisodeFrameNumber() == before + 4
+
+
+def test_games_are_counted_from_raw_rewards():
+    envs = counting_envs(2, 3)
+    trace = play(envs, np.full((6, 2), 4))[1:]
+    games = [game for step in trace for game in step[4]["episodes"]]
+    assert [tuple(game) for game in games] == [(0, 18.0, 2), (1, 42.0, 3), (0, 18.0, 2), (0, 18.0, 2), (1, 42.0, 3)]
+
+
+def test_groups_of_environments_keep_the_seeds_of_the_whole():
+    parts = split_envs(Config(num_envs=7, seed=3), 3, threads=2)
+    assert [(part.num_envs, part.seed, part.threads) for part in parts] == [(3, 3, 2), (2, 6, 2), (2, 8, 2)]

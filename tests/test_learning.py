@@ -1,0 +1,66 @@
+"""Closed forms proved by learning them, and one real task. Seeds are fixed; others were tried too."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from toys import ConstantEnv, IdentityEnv, TinyNet, vector
+
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.rollout import Collector
+from a2c.trainer import Trainer
+from a2c.update import learn, make_optimizer
+
+
+def train(envs, net, rollouts, **settings):
+    """The training loop without its logs; every rollout is one batch."""
+    config = Config(precision="float32", threads=1, **settings)
+    with closing(Compute(config)) as compute:
+        optimizer = make_optimizer(net, config)
+        collector = Collector([envs], net, config.rollout_steps, compute, config.seed)
+        for _ in range(rollouts):
+            learn(net, net, optimizer, collector.collect(), config, compute)
+
+
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+def test_a_constant_reward_is_worth_one_over_one_minus_gamma_through_truncation(gae_lambda):
+    # A truncated step that were treated as an end would be worth less than 7 here.
+    net = TinyNet(features=1, n_actions=2)
+    envs = vector(*(ConstantEnv(length) for length in (3, 5, 7)))
+    train(envs, net, 250, gamma=0.9, gae_lambda=gae_lambda, rollout_steps=5, learning_rate=0.1, max_grad_norm=100.0)
+    assert net(torch.ones(1, 1))[1].item() == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_identity_task_is_learned(seed):
+    net = TinyNet(features=5, seed=seed)
+    envs = vector(*(IdentityEnv() for _ in range(8)))
+    train(envs, net, 350, gamma=0.5, rollout_steps=5, learning_rate=0.1, max_grad_norm=10.0, seed=seed)
+    policy = net(torch.eye(5))[0].softmax(1)
+    assert policy.diagonal().min() > 0.8
+
+
+def test_cartpole_is_learned(tmp_path, seed=0):
+    # Seeds 0 to 3 reach the mark within 25,000 to 61,000 decisions.
+    config = Config(
+        env="CartPole-v1",
+        backend="sync",
+        num_envs=8,
+        threads=1,
+        precision="float32",
+        rollout_steps=16,
+        batches_per_rollout=1,
+        gae_lambda=0.95,
+        learning_rate=0.003,
+        adam_eps=1e-5,
+        entropy_coef=0.0,
+        total_env_steps=300_000,
+        stop_reward=195.0,
+        seed=seed,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    trainer = Trainer(config)
+    assert trainer.run() == 0
+    assert trainer.scores.best_mean >= 195.0 and trainer.env_steps < 300_000

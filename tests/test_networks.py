@@ -1,0 +1,191 @@
+"""The networks: the classic's names and sizes, the pixel normaliser against numpy, the start of training."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from a2c.config import Config
+from a2c.networks import AtariA2C, MlpA2C, PixelNorm, SharedA2C, make_network
+
+CLASSIC = {  # parameter: shape; the frame shrinks 84 -> 20 -> 9 -> 7, and 64 * 7 * 7 = 3136
+    "conv.0.weight": (32, 4, 8, 8),
+    "conv.0.bias": (32,),
+    "conv.2.weight": (64, 32, 4, 4),
+    "conv.2.bias": (64,),
+    "conv.4.weight": (64, 64, 3, 3),
+    "conv.4.bias": (64,),
+    "policy.0.weight": (512, 3136),
+    "policy.0.bias": (512,),
+    "policy.2.weight": (6, 512),
+    "policy.2.bias": (6,),
+    "value.0.weight": (512, 3136),
+    "value.0.bias": (512,),
+    "value.2.weight": (1, 512),
+    "value.2.bias": (1,),
+}
+
+
+class NotebookA2C(nn.Module):
+    """The module of the classic notebook, with the initialisation and the division by 256 that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convolutions = (nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1))
+        self.conv = nn.Sequential(*(layer for c in convolutions for layer in (c, nn.ReLU())))
+        self.policy = nn.Sequential(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
+        self.value = nn.Sequential(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.conv(x.float() / 256).view(len(x), -1)
+        return self.policy(features), self.value(features)
+
+
+def frames(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def classic() -> AtariA2C:
+    torch.manual_seed(0)
+    return AtariA2C()
+
+
+def test_parameter_names_and_shapes_are_the_classics(classic):
+    assert {name: tuple(tensor.shape) for name, tensor in classic.state_dict().items()} == CLASSIC
+
+
+def test_parameter_count_by_hand(classic):
+    convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
+    heads = 2 * (3136 + 1) * 512 + (512 + 1) * (6 + 1)
+    assert sum(p.numel() for p in classic.parameters()) == convolutions + heads == 3_293_863
+
+
+def test_a_notebooks_weights_load_and_compute_the_same(classic):
+    torch.manual_seed(1)
+    notebook, net = NotebookA2C(), AtariA2C()
+    net.load_state_dict(notebook.state_dict(), strict=True)
+    obs = frames(3, 4, 84, 84)
+    with torch.no_grad():
+        torch.testing.assert_close(net(obs), notebook(obs))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("kind", "size"), [("atari", 36), ("atari", 42), ("nature", 42), ("small", 42)])
+def test_output_shapes_and_agreement_of_float_with_uint8(kind, size, normalize):
+    net = make_network(Config(network=kind, normalize_obs=normalize), (4, size, size), 3)
+    obs = frames(5, 4, size, size)
+    with torch.no_grad():
+        logits, values = net(obs)
+        as_float = net(obs.float())
+    assert (logits.shape, values.shape) == ((5, 3), (5, 1))
+    assert torch.equal(as_float[0], logits) and torch.equal(as_float[1], values)
+    assert values.std() > 0  # the observation is seen at all
+
+
+def test_shared_networks_have_the_documented_layers():
+    def shapes(net: nn.Module) -> list[tuple[int, ...]]:
+        return [tuple(p.shape) for p in net.parameters() if p.ndim > 1]
+
+    nature = [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (6, 512), (1, 512)]
+    small = [(16, 4, 4, 4), (32, 16, 4, 4), (256, 32 * 9 * 9), (6, 256), (1, 256)]  # 42 -> 20 -> 9
+    assert shapes(SharedA2C("nature", (4, 84, 84), 6)) == nature
+    assert shapes(SharedA2C("small", (4, 42, 42), 6)) == small
+
+
+def test_pixel_statistics_equal_numpys_over_merged_batches():
+    norm, generator = PixelNorm((5, 7)), np.random.default_rng(0)
+    scale = generator.integers(1, 256, (5, 7))
+    batches = [generator.integers(0, scale, (n, 5, 7)) // (i + 1) for i, n in enumerate((1, 40, 3, 17))]
+    for batch in batches:
+        norm.update(torch.from_numpy(batch.astype(np.uint8)))
+    whole = np.concatenate(batches)
+    np.testing.assert_allclose(norm.mean, whole.mean(0), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(norm.var.sqrt(), whole.std(0), rtol=1e-4, atol=1e-3)
+    assert int(norm.count) == len(whole)
+
+
+def test_pixel_norm_centres_scales_and_clips():
+    norm = PixelNorm((1, 2))
+    norm.update(torch.tensor([[[10, 200]], [[10, 206]]], dtype=torch.uint8))
+    # Pixel 0 never moves: mean 10, variance 0 + 1. Pixel 1: mean 203, variance 9 + 1.
+    obs = torch.tensor([[[10, 203]], [[12, 213]], [[255, 0]]], dtype=torch.uint8).unsqueeze(1)  # [3, 1, 1, 2]
+    expected = torch.tensor([[0.0, 0.0], [2.0, math.sqrt(10)], [5.0, -5.0]]).reshape(3, 1, 1, 2)
+    for given in (obs, obs.float()):
+        torch.testing.assert_close(norm(given), expected)
+    assert obs.flatten().tolist() == [10, 203, 12, 213, 255, 0]  # the input is left alone
+
+
+def test_only_update_changes_the_pixel_statistics():
+    net = make_network(Config(network="small"), (4, 42, 42), 6).train()
+    net.normalizer.update(frames(9, 42, 42))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    net(frames(8, 4, 42, 42, seed=1))[1].sum().backward()
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    net.normalizer.update(frames(9, 42, 42, seed=2))
+    assert not torch.equal(before["normalizer.mean"], net.normalizer.mean)
+
+
+def test_pixel_statistics_travel_in_the_state_dict():
+    trained, fresh = (make_network(Config(network="small"), (4, 42, 42), 6) for _ in range(2))
+    trained.normalizer.update(frames(9, 42, 42))
+    assert {"normalizer.mean", "normalizer.var", "normalizer.count"} <= set(trained.state_dict())
+    fresh.load_state_dict(trained.state_dict())
+    obs = frames(2, 4, 42, 42, seed=1)
+    assert torch.equal(trained(obs)[0], fresh(obs)[0])
+    assert int(fresh.normalizer.count) == 9
+
+
+def test_weights_start_orthogonal(classic):
+    gains = dict.fromkeys((name for name in CLASSIC if name.endswith("weight")), math.sqrt(2))
+    gains |= {"policy.2.weight": 0.01, "value.2.weight": 1.0}
+    state = classic.state_dict()
+    for name, gain in gains.items():
+        rows = state[name].flatten(1)  # never more rows than columns here, so the rows are orthogonal
+        torch.testing.assert_close(rows @ rows.T, gain**2 * torch.eye(len(rows)), rtol=1e-4, atol=1e-4 * gain**2)
+    assert all(not state[name].any() for name in CLASSIC if name.endswith("bias"))
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("atari", (4, 84, 84)), ("nature", (4, 42, 42)), ("small", (4, 42, 42))])
+def test_the_initial_policy_is_almost_uniform(kind, shape):
+    torch.manual_seed(0)
+    net = make_network(Config(network=kind), shape, 6)
+    with torch.no_grad():
+        probabilities = net(frames(16, *shape))[0].softmax(1)
+    assert (probabilities - 1 / 6).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "kind"),
+    [
+        ("auto", (4, 42, 42), AtariA2C),
+        ("atari", (4, 42, 42), AtariA2C),
+        ("nature", (4, 42, 42), SharedA2C),
+        ("small", (4, 42, 42), SharedA2C),
+        ("auto", (4,), MlpA2C),
+        ("mlp", (3, 2), MlpA2C),
+    ],
+)
+def test_make_network_builds_what_the_config_names(network, shape, kind):
+    assert type(make_network(Config(network=network), shape, 2)) is kind
+
+
+def test_the_normalizer_is_optional():
+    assert isinstance(make_network(Config(), (4, 42, 42), 2).normalizer, PixelNorm)
+    assert make_network(Config(normalize_obs=False), (4, 42, 42), 2).normalizer is None
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "message"),
+    [
+        ("atari", (4,), r"network must be mlp for observations of shape \[4\], got atari"),
+        ("small", (3, 2), r"network must be mlp for observations of shape \[3, 2\], got small"),
+        ("atari", (4, 35, 84), "frame_size must be at least 36 for network atari, got 35"),
+        ("nature", (4, 84, 20), "frame_size must be at least 36 for network nature, got 20"),
+    ],
+)
+def test_make_network_refuses_what_it_cannot_read(network, shape, message):
+    with pytest.raises(ValueError, match=message):
+        make_network(Config(network=network), shape, 2)

@@ -1,0 +1,218 @@
+"""Whole runs, short ones: their files, their seeds, how they are interrupted, resumed and evaluated."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from a2c import cli
+from a2c.checkpoint import load_checkpoint
+from a2c.config import Config
+from a2c.logger import METRICS
+from a2c.trainer import Trainer
+
+TRAIN_PY = Path(cli.__file__).parent.parent / "train.py"
+TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1", "--precision", "float32"]
+
+
+def tiny(run_dir, **changes):
+    settings = {"env": "CartPole-v1", "backend": "sync", "num_envs": 4, "threads": 1, "precision": "float32"}
+    return Config(**settings | {"total_env_steps": 480, "run_dir": run_dir, "progress": False} | changes)
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A finished run of 480 decisions of CartPole."""
+    run_dir = tmp_path_factory.mktemp("runs") / "tiny"
+    assert Trainer(tiny(run_dir, log_every=1e-6)).run() == 0
+    return run_dir
+
+
+def test_a_run_leaves_every_file(run_dir):
+    names = {path.name for path in run_dir.iterdir()}
+    assert names == {"config.json", "metrics.csv", "episodes.csv", "tensorboard", "latest.pt", "curve.png"}
+    assert Config.from_json((run_dir / "config.json").read_text(encoding="utf-8")) == tiny(run_dir, log_every=1e-6)
+    assert list((run_dir / "tensorboard").iterdir())
+
+
+def test_every_documented_metric_is_written(run_dir):
+    written = rows(run_dir / "metrics.csv")
+    assert [int(row["env_steps"]) for row in written] == [80, 160, 240, 320, 400, 480]  # 4 environments, 20 steps
+    assert [int(row["updates"]) for row in written] == [4, 8, 12, 16, 20, 24]  # 4 batches: no more than environments
+    last = written[-1]
+    assert set(last) == set(METRICS) and all(last.values())
+    assert float(last["learning_rate"]) == 0.0 and float(written[2]["learning_rate"]) == pytest.approx(0.003 / 2)
+    assert 0.1 < sum(float(last[f"share_{stage}"]) for stage in ("env", "act", "learn")) <= 1.0
+    assert float(last["speed"]) > 0 and float(last["entropy"]) < 0.6932  # below log 2
+
+
+def test_the_games_of_a_run_are_all_written(run_dir):
+    games, last = rows(run_dir / "episodes.csv"), rows(run_dir / "metrics.csv")[-1]
+    assert len(games) == int(last["games"]) > 5
+    lengths = [int(game["length"]) for game in games]
+    assert [float(game["score"]) for game in games] == lengths and 480 - 4 * 100 < sum(lengths) <= 480
+    assert float(last["reward"]) == lengths[-1] and float(last["reward_100"]) == pytest.approx(
+        sum(lengths) / len(lengths), rel=1e-4
+    )
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(run_dir, tmp_path):
+    Trainer(tiny(tmp_path / "same")).run()
+    Trainer(tiny(tmp_path / "other", seed=1)).run()
+    first, same, other = (
+        load_checkpoint(path / "latest.pt")["network"] for path in (run_dir, tmp_path / "same", tmp_path / "other")
+    )
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not torch.equal(first["policy.0.weight"], other["policy.0.weight"])
+
+
+def test_training_changes_every_parameter(run_dir):
+    untrained = Trainer(tiny(run_dir / "unused"))
+    untrained.close()
+    fresh = untrained.net.state_dict()
+    trained = load_checkpoint(run_dir / "latest.pt")["network"]
+    assert all(not torch.equal(fresh[name], trained[name]) for name in fresh)
+
+
+def test_a_resumed_run_goes_on_in_its_directory(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    flags = [*TINY, "--log-every", "0.000001", "--no-lr-decay"]
+    assert cli.train([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)]) == 0
+    before = load_checkpoint(run_dir / "latest.pt")
+    assert cli.train(["--resume", str(run_dir), "--total-env-steps", "400"]) == 0
+    assert "resumed" in capsys.readouterr().out
+    after = load_checkpoint(run_dir / "latest.pt")
+    assert (before["env_steps"], before["updates"]) == (240, 12)
+    assert (after["env_steps"], after["updates"]) == (400, 20)
+    assert after["seconds"] > before["seconds"] and after["scores"]["games"] > before["scores"]["games"]
+    steps = after["optimizer"]["state"][0]["step"]
+    assert int(steps) == 20  # Adam's moments went on too
+    assert [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")] == [80, 160, 240, 320, 400]
+    assert len(rows(run_dir / "episodes.csv")) == after["scores"]["games"]
+    assert list(tmp_path.iterdir()) == [run_dir]
+
+
+def test_resuming_a_finished_run_ends_at_once(run_dir):
+    before = load_checkpoint(run_dir / "latest.pt")
+    assert cli.train(["--resume", str(run_dir)]) == 0
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == before["env_steps"]
+
+
+def test_a_run_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run", total_env_steps=100_000, stop_reward=5.0, num_envs=8))
+    assert trainer.run() == 0
+    assert trainer.scores.games >= 100 and trainer.env_steps < 10_000  # random play scores 20 or so
+    assert load_checkpoint(tmp_path / "run" / "best.pt")["env_steps"] == trainer.env_steps
+
+
+def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        Trainer, "_save", lambda self: saved.append(self.env_steps) or setattr(self, "saved_at", saved[-1])
+    )
+    Trainer(tiny(tmp_path / "run", checkpoint_every=150)).run()
+    assert saved == [160, 320, 480]
+
+
+def test_a_signal_while_a_row_is_written_loses_nothing(tmp_path, monkeypatch):
+    # It comes after the question whether the run is over and before the next rollout.
+    trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
+    monkeypatch.setattr("a2c.trainer.Display.show", lambda self, row: signal.raise_signal(signal.SIGINT))
+    assert trainer.run() == 130
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == trainer.env_steps == 80
+
+
+def test_the_book_preset_learns_from_sliding_windows(tmp_path):
+    flags = ["--preset", "book", "--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
+    assert cli.train([*flags, "--total-env-steps", "332", "--run-dir", str(tmp_path / "run")]) == 0
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    # A window of 4 is complete after its fourth decision: up to 3 decisions in each environment still wait.
+    assert state["env_steps"] == 332 and state["updates"] == 10
+    assert json.loads(state["config"])["sliding_batch"] == 32
+
+
+def test_the_pong_preset_trains(tmp_path):
+    flags = ["--preset", "pong-fast", "--num-envs", "4", "--threads", "2", "--total-env-steps", "160"]
+    assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert (state["env_steps"], state["updates"]) == (160, 8)
+    assert state["network"]["normalizer.count"] > 0 and state["input_shape"] == [4, 42, 42]
+    assert not (tmp_path / "run" / "curve.png").exists()  # no game is finished yet
+
+
+def test_evaluate_prints_the_scores_of_a_run(run_dir, capsys):
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"13 games of {run_dir}: mean ") and line.count("\n") == 1
+    assert "standard deviation" in line and "min" in line and "max" in line
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
+    assert capsys.readouterr().out == line  # seeded
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "13", "--seed", "7"]) == 0
+    assert capsys.readouterr().out != line
+
+
+def started(run_dir, *flags):
+    """A run of train.py in a process of its own, with plain lines instead of the display."""
+    args = [sys.executable, str(TRAIN_PY), "--preset", "pong-fast", "--num-envs", "4", "--log-every", "0.2"]
+    args += ["--run-dir", str(run_dir), *flags]
+    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent)
+
+
+def wait_for(condition, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def gone(processes):
+    psutil.wait_procs(processes, timeout=10)
+    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(("backend", "number"), [("async", signal.SIGINT), ("native", signal.SIGTERM)])
+def test_a_signal_ends_a_run_in_order(backend, number, tmp_path):
+    run = started(tmp_path / "run", "--backend", backend)
+    wait_for(lambda: run.stdout.readline().count(" steps/s "))
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) >= (4 if backend == "async" else 0)
+    for process in [run, *children] if number == signal.SIGINT else [run]:  # Ctrl-C reaches the whole group
+        os.kill(process.pid, number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    assert "Traceback" not in err and "Error" not in err
+    assert f"stopped by {signal.Signals(number).name}" in out
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert state["env_steps"] == int(rows(tmp_path / "run" / "metrics.csv")[-1]["env_steps"]) > 0
+    assert gone(children)
+
+
+def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
+    run = started(tmp_path / "run", "--backend", "async")
+    wait_for(lambda: run.stdout.readline().count(" steps/s "))
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) >= 4
+    run.kill()
+    run.communicate(timeout=60)
+    assert gone(children)
+
+
+def test_a_signal_while_the_workers_start_ends_the_run_too(tmp_path):
+    run = started(tmp_path / "run", "--backend", "async")
+    wait_for(lambda: run.stdout.readline().startswith("run directory"))
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130 and "Traceback" not in err

@@ -1,0 +1,216 @@
+"""One step of learning: against plain torch, in shards, in bfloat16, and twice the same."""
+
+import copy
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from a2c.batch import Experience, unpack_batch
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.envs import make_envs
+from a2c.networks import MlpA2C, make_network
+from a2c.rollout import Collector, Rollout
+from a2c.update import Update, learn, learning_rate, make_optimizer
+
+# No coefficient at its default, so that none can be forgotten on the way.
+CONFIG = Config(
+    threads=1,
+    precision="float32",
+    gamma=0.9,
+    gae_lambda=0.8,
+    reward_clip=1.5,
+    learning_rate=0.01,
+    adam_eps=1e-4,
+    entropy_coef=0.05,
+    value_coef=0.7,
+    max_grad_norm=0.4,
+)
+
+
+def random_rollout(steps: int = 6, envs: int = 11, seed: int = 0) -> Rollout:
+    """Experience whose log_probs are those of some other policy: the ratios are not 1."""
+    draw = torch.Generator().manual_seed(seed)
+    rollout = Rollout.empty(steps, torch.randn(envs, 4, generator=draw))
+    rollout.obs = torch.randn(steps, envs, 4, generator=draw)
+    rollout.next_obs = torch.randn(envs, 4, generator=draw)
+    rollout.actions = torch.randint(0, 3, (steps, envs), generator=draw)
+    rollout.rewards = 2 * torch.randn(steps, envs, generator=draw)
+    rollout.values = torch.randn(steps, envs, generator=draw)
+    rollout.log_probs = torch.randn(steps, envs, generator=draw) - 1.0
+    rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < 0.2 for _ in range(2))
+    rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
+    rollout.final_obs = torch.randn(len(rollout.final_index), 4, generator=draw)
+    return rollout
+
+
+def make_net(seed: int = 0) -> MlpA2C:
+    torch.manual_seed(seed)
+    return MlpA2C((4,), 3)
+
+
+def train(net: MlpA2C, batches: list, config: Config, optimizer: torch.optim.Optimizer | None = None) -> list[Update]:
+    """Learn the batches one after the other; `net` is changed in place."""
+    optimizer = optimizer or make_optimizer(net, config)
+    with closing(Compute(config)) as compute:
+        twin = compute.working_copy(net)
+        return [learn(net, twin, optimizer, batch, config, compute) for batch in batches]
+
+
+def flat(net: MlpA2C) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_clip_and_step_equal_plain_torch():
+    net = make_net()
+    plain = copy.deepcopy(net)
+    rollouts = [random_rollout(seed=s) for s in range(4)]
+    updates = train(net, rollouts, CONFIG)
+
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, betas=(0.9, 0.999), eps=1e-4, foreach=False)
+    norms = []
+    for rollout in rollouts:
+        states, actions, returns = unpack_batch(rollout, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
+        logits, values = plain(states)
+        policy = torch.distributions.Categorical(logits=logits)
+        log_prob, advantage = policy.log_prob(actions), returns - values.detach()[:, 0]
+        ratio = torch.minimum(torch.ones(66), torch.exp(log_prob.detach() - rollout.log_probs.flatten()))
+        loss = -(ratio * advantage * log_prob).mean() + 0.7 * ((returns - values[:, 0]) ** 2).mean()
+        loss = loss - 0.05 * policy.entropy().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.sqrt(sum((p.grad**2).sum() for p in plain.parameters()))))
+        for p in plain.parameters():
+            p.grad *= min(1.0, 0.4 / norms[-1])
+        optimizer.step()
+    assert min(norms) > 0.4  # the clip was at work
+    assert [float(u.grad_norm) for u in updates] == pytest.approx(norms, rel=1e-4)
+    assert float(updates[-1].loss.total) == pytest.approx(float(loss.detach()), rel=1e-4)
+    assert float(updates[-1].returns) == pytest.approx(float(returns.mean()), rel=1e-4)
+    assert float(updates[-1].values) == pytest.approx(float(values.detach().mean()), rel=1e-4)
+    torch.testing.assert_close(flat(net), flat(plain), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bound", "clipped"), [(0.05, True), (100.0, False)])
+def test_a_step_is_no_longer_than_max_grad_norm(bound, clipped):
+    # A step of plain gradient descent at rate 1 is as long as the gradient itself.
+    net = make_net()
+    before = flat(net)
+    config = replace(CONFIG, max_grad_norm=bound)
+    (update,) = train(net, [random_rollout()], config, torch.optim.SGD(net.parameters(), lr=1.0))
+    assert (float(update.grad_norm) > bound) == clipped  # reported before the clip
+    length = float((flat(net) - before).norm())
+    assert length == pytest.approx(bound if clipped else float(update.grad_norm), rel=1e-3)
+
+
+@pytest.mark.parametrize("form", ["rollout", "list"])
+def test_two_threads_learn_what_one_learns(form):
+    # 11 environments make shards of 6 and 5, 65 transitions shards of 33 and 32: their weights differ.
+    batches = [random_rollout(seed=s) for s in range(3)]
+    config = CONFIG
+    if form == "list":
+        config = replace(CONFIG, gae_lambda=1.0)
+        batches = [list(map(Experience, *flat_transitions(rollout)))[:65] for rollout in batches]
+    nets = [make_net(), make_net()]
+    one, two = (train(net, batches, replace(config, threads=t)) for net, t in zip(nets, (1, 2), strict=True))
+    torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(one[-1].loss, two[-1].loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one[-1][1:], two[-1][1:], rtol=1e-4, atol=1e-5)
+
+
+def flat_transitions(rollout: Rollout) -> tuple[list, list, list, list]:
+    """States, actions, rewards and last states of some transitions; which, does not matter."""
+    states = list(rollout.obs.flatten(0, 1).numpy())
+    rewards = rollout.rewards.flatten().tolist()
+    return states, rollout.actions.flatten().tolist(), rewards, [*states[1:], None]
+
+
+def test_a_list_is_learned_like_the_rollout_of_the_same_experience():
+    # One decision per window, none ending, and the log_probs of the network itself: ratios of 1.
+    config = replace(CONFIG, gae_lambda=1.0, rollout_steps=1, reward_clip=0.0)
+    nets, rollout = [make_net(), make_net()], random_rollout(steps=1, envs=40)
+    rollout.terminated[:], rollout.truncated[:] = False, False
+    rollout.final_index, rollout.final_obs = rollout.final_index[:0], rollout.final_obs[:0]
+    with torch.no_grad():
+        log_probs = nets[0](rollout.obs[0])[0].log_softmax(1)
+    rollout.log_probs = log_probs.gather(1, rollout.actions[0][:, None]).T
+    states, actions, rewards, _ = flat_transitions(rollout)
+    transitions = list(map(Experience, states, actions, rewards, rollout.next_obs.numpy()))
+    for net, batch in zip(nets, (rollout, transitions), strict=True):
+        train(net, [batch], config)
+    torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-4, atol=1e-6)
+
+
+def test_learning_rate_falls_linearly_to_zero_or_stays():
+    falling = Config(learning_rate=0.004, total_env_steps=1000)
+    assert [learning_rate(falling, n) for n in (0, 250, 500, 1000, 2000)] == pytest.approx([0.004, 0.003, 0.002, 0, 0])
+    assert learning_rate(replace(falling, lr_decay=False), 900) == 0.004
+
+
+def test_the_optimizers_learning_rate_scales_the_step():
+    # The trainer sets it between steps; at zero nothing may move.
+    net = make_net()
+    before, optimizer = flat(net), make_optimizer(net, CONFIG)
+    optimizer.param_groups[0]["lr"] = 0.0
+    train(net, [random_rollout()], CONFIG, optimizer)
+    assert torch.equal(flat(net), before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(threads):
+    config = replace(CONFIG, env="CartPole-v1", backend="sync", num_envs=8, rollout_steps=8, threads=threads)
+
+    def weights(seed: int) -> Tensor:
+        compute = Compute(config)  # before the network: orthogonal starts depend on torch's thread count
+        torch.manual_seed(seed)
+        net = MlpA2C((4,), 2)
+        with closing(make_envs(replace(config, seed=seed))) as envs, closing(compute):
+            collector, optimizer = Collector([envs], net, 8, compute, seed), make_optimizer(net, config)
+            for _ in range(3):
+                for batch in collector.collect().split(2):
+                    learn(net, net, optimizer, batch, config, compute)
+        return flat(net)
+
+    first = weights(0)
+    assert torch.equal(weights(0), first)
+    assert not torch.equal(weights(1), first)
+
+
+def test_bfloat16_twin_follows_the_float32_master():
+    config = replace(CONFIG, precision="bfloat16")
+    master = make_net()
+    before, optimizer = flat(master), make_optimizer(master, config)
+    with closing(Compute(config)) as compute:
+        twin = compute.working_copy(master)
+        for seed in range(3):
+            update = learn(master, twin, optimizer, random_rollout(seed=seed), config, compute)
+    assert twin is not master and {p.dtype for p in twin.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in master.parameters()} == {p.grad.dtype for p in master.parameters()} == {torch.float32}
+    assert not torch.equal(flat(master), before)
+    assert not torch.equal(flat(master).bfloat16().float(), flat(master))  # the master keeps its fine digits
+    assert torch.equal(flat(twin), flat(master).bfloat16())
+    assert update.loss.total.dtype == torch.float32
+
+
+def test_bfloat16_takes_nearly_the_step_of_float32():
+    steps = []
+    for precision in ("float32", "bfloat16"):
+        net = make_net()
+        before = flat(net)
+        train(net, [random_rollout()], replace(CONFIG, precision=precision), torch.optim.SGD(net.parameters(), lr=1.0))
+        steps.append(flat(net) - before)
+    assert torch.cosine_similarity(*steps, dim=0) > 0.99
+
+
+def test_the_working_copy_shares_the_pixel_statistics_in_float32():
+    net = make_network(Config(network="small"), (4, 42, 42), 6)
+    with closing(Compute(CONFIG)) as exact, closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
+        assert exact.working_copy(net) is net
+        twin = compute.working_copy(net)
+    net.normalizer.update(torch.randint(0, 256, (9, 42, 42), dtype=torch.uint8))
+    assert torch.equal(twin.normalizer.mean, net.normalizer.mean)
+    assert twin.normalizer.mean.dtype == torch.float32
+    assert twin(torch.zeros(2, 4, 42, 42, dtype=torch.uint8))[0].dtype == torch.bfloat16

@@ -1,0 +1,125 @@
+"""Toys that the tests share: environments whose numbers say where they come from, and tiny networks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import Tensor, nn
+
+from a2c.envs import GameEnvs
+
+N_ACTIONS = 5
+
+
+class CountingEnv(gym.Env):
+    """Observes (index, episode, step); pays `10 * step + action`; ends after `length` decisions.
+
+    `ends` names the flags that the last decision sets: "terminated", "truncated", both or none.
+    The step in an observation is the number of decisions taken so far, so a reward tells which
+    observation and which action it answers.
+    """
+
+    action_space = gym.spaces.Discrete(N_ACTIONS)
+
+    def __init__(self, index: int, length: int, ends: str = "terminated", dtype: Any = np.uint8) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, (3,), dtype)
+        self.index, self.length, self.ends = index, length, ends
+        self.episode, self.step_count = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.episode, self.step_count = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        reward = 10.0 * self.step_count + float(action)
+        self.step_count += 1
+        over = self.step_count == self.length
+        return self._obs(), reward, over and "terminated" in self.ends, over and "truncated" in self.ends, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.index, self.episode, self.step_count], self.observation_space.dtype)
+
+
+class ConstantEnv(gym.Env):
+    """One state, reward 1 for every decision, cut off (never terminated) after `length` decisions."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def __init__(self, length: int = 10) -> None:
+        self.length, self.step_count = length, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.step_count = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.step_count += 1
+        return np.ones(1, np.float32), 1.0, False, self.step_count == self.length, {}
+
+
+class IdentityEnv(gym.Env):
+    """Shows a random action as one-hot and pays 1 for repeating it; terminates after 10 decisions."""
+
+    action_space = gym.spaces.Discrete(N_ACTIONS)
+    observation_space = gym.spaces.Box(0.0, 1.0, (N_ACTIONS,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.step_count = 0
+        return self._next(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        reward = float(action == self.wanted)
+        self.step_count += 1
+        return self._next(), reward, self.step_count == 10, False, {}
+
+    def _next(self) -> np.ndarray:
+        self.wanted = int(self.np_random.integers(N_ACTIONS))
+        return np.eye(N_ACTIONS, dtype=np.float32)[self.wanted]
+
+
+def vector(*envs: gym.Env) -> GameEnvs:
+    """The environments side by side, under the package's own contract."""
+    return GameEnvs(SyncVectorEnv([partial(_same, env) for env in envs], autoreset_mode=AutoresetMode.SAME_STEP))
+
+
+def counting_envs(*lengths: int, ends: str = "terminated", first: int = 0, dtype: Any = np.uint8) -> GameEnvs:
+    """One `CountingEnv` per length, with the indices `first, first + 1, ...`."""
+    return vector(*(CountingEnv(first + i, length, ends, dtype) for i, length in enumerate(lengths)))
+
+
+class TinyNet(nn.Module):
+    """One linear layer for the logits and one for the value."""
+
+    normalizer = None
+
+    def __init__(self, features: int = 3, n_actions: int = N_ACTIONS, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.policy, self.value = nn.Linear(features, n_actions), nn.Linear(features, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        flat = obs.float().flatten(1) / 8
+        return self.policy(flat), self.value(flat)
+
+
+class CertainNet(nn.Module):
+    """Always takes the action `(index + step) % 5` of a `CountingEnv`, so that no random number matters."""
+
+    normalizer = None
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        wanted = (obs[:, 0].long() + obs[:, 2].long()) % N_ACTIONS
+        return 1e4 * nn.functional.one_hot(wanted, N_ACTIONS).float(), obs.float().sum(1, keepdim=True)
+
+
+def _same(env: gym.Env) -> gym.Env:
+    return env
