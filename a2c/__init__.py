@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from a2c.batch import Experience as Experience
     from a2c.batch import unpack_batch as unpack_batch
-    from a2c.config import PRESETS as PRESETS
     from a2c.config import Config as Config
     from a2c.envs import make_envs as make_envs
-    from a2c.evaluate import evaluate as evaluate
+    from a2c.evaluation import evaluate as evaluate
     from a2c.losses import a2c_loss as a2c_loss
     from a2c.networks import AtariA2C as AtariA2C
+    from a2c.presets import PRESETS as PRESETS
     from a2c.returns import lambda_returns as lambda_returns
     from a2c.rollout import Collector as Collector
     from a2c.rollout import Rollout as Rollout
@@ -29,11 +29,11 @@ _HOME = {
     "Collector": "rollout",
     "Config": "config",
     "Experience": "batch",
-    "PRESETS": "config",
+    "PRESETS": "presets",
     "Rollout": "rollout",
     "Trainer": "trainer",
     "a2c_loss": "losses",
-    "evaluate": "evaluate",
+    "evaluate": "evaluation",
     "lambda_returns": "returns",
     "make_envs": "envs",
     "unpack_batch": "batch",

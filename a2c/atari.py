@@ -15,7 +15,13 @@ import gymnasium as gym
 import numpy as np
 from ale_py.env import AtariEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation, TimeLimit
+from gymnasium.wrappers import (
+    AtariPreprocessing,
+    FlattenObservation,
+    FrameStackObservation,
+    TimeLimit,
+    TransformObservation,
+)
 
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, nearest
 
@@ -38,8 +44,14 @@ def is_atari(spec: EnvSpec) -> bool:
 
 
 def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
-    """One preprocessed environment: what each row of the `async` and `sync` backends runs."""
-    _settle_in_worker()
+    """One preprocessed environment: what each row of the `async` and `sync` backends runs.
+
+    4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
+    config says otherwise.
+    """
+    if multiprocessing.current_process().name.startswith("Worker<AsyncVectorEnv>"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+        cv2.setNumThreads(1)
     if not is_atari(spec):
         return _make_other(spec)
     # obs_type="ram" keeps AtariEnv from rendering an RGB screen on every emulator frame. The emulator's own
@@ -62,7 +74,17 @@ def _make_other(spec: EnvSpec) -> gym.Env:
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
         raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
-    return env if isinstance(env.observation_space, gym.spaces.Box) else FlattenObservation(env)
+    space = env.observation_space
+    if not isinstance(space, gym.spaces.Box):
+        return FlattenObservation(env)
+    if len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[2] in (1, 3, 4):  # [H, W, C] -> [C, H, W]
+        low, high = space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1)
+        return TransformObservation(env, _channels_first, gym.spaces.Box(low, high, dtype=np.uint8))
+    return env
+
+
+def _channels_first(obs: np.ndarray) -> np.ndarray:
+    return obs.transpose(2, 0, 1)
 
 
 def sticky_probability(config: Config, spec: EnvSpec) -> float:
@@ -98,10 +120,3 @@ class FireReset(gym.Wrapper):
         preprocessing.obs_buffer[1].fill(0)
         preprocessing.lives = preprocessing.ale.lives()
         return preprocessing._get_obs(), info
-
-
-def _settle_in_worker() -> None:
-    """In a worker process: leave Ctrl-C to the parent and use one cv2 thread."""
-    if multiprocessing.parent_process() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cv2.setNumThreads(1)

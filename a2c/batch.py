@@ -50,7 +50,8 @@ def unpack_batch(
     Args:
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes), or a `Rollout`.
-        net: network with outputs `(logits, values [B, 1])`; its values bootstrap the returns.
+        net: network with outputs `(logits, values [B, 1])`; it values what lies behind the
+            windows. Inside a rollout the values of the acting policy are used.
         device: where the results live.
         gamma: discount per decision.
         reward_steps: decisions that the `reward` of a transition sums over (a rollout's

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 FORMAT = 1
-REQUIRED = ("format", "config", "network", "optimizer", "env_steps", "updates")
+REQUIRED = (
+    *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
+    *("device", "generators", "scores", "saved_best", "env_steps", "updates", "seconds"),
+)
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says which, why and what to do."""
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` to `path` so that a reader sees the old file or the new one, never half of one."""
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill `path` so that a reader sees the old file or the new one, never half of one."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
-        torch.save({"format": FORMAT, **state}, file)
+        write(file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` to `path`, atomically."""
+    write_atomically(path, lambda file: torch.save({"format": FORMAT, **state}, file))
 
 
 def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -52,7 +53,10 @@ class Evaluate:
 def main(args: Sequence[str] | None = None) -> int:
     """Entry point of the console script `a2c`."""
     args = list(sys.argv[1:] if args is None else args)
-    commands: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "evaluate": evaluate}
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
+        "train": partial(train, prog="a2c train"),
+        "evaluate": evaluate,
+    }
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if args else sys.stderr)
         return 0 if args else 2
@@ -63,29 +67,34 @@ def main(args: Sequence[str] | None = None) -> int:
     return commands[args[0]](args[1:])
 
 
-def train(args: Sequence[str] | None = None) -> int:
+def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
     """Parse the flags and run one training; returns the exit code."""
     args = list(sys.argv[1:] if args is None else args)
     try:
-        config = parse_config(args)
+        config = parse_config(args, prog)
         # Waiting OpenMP threads would spin on the cores that the emulators need.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from a2c.envs import WorkerError
         from a2c.trainer import Trainer
 
         trainer = Trainer(config)
-        print(f"run directory {trainer.run_dir}\n{config.to_json()}", end="", flush=True)
+        _make_directory(trainer.run_dir)
+        print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
     except ValueError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 130
-    return trainer.run()
+    try:
+        return trainer.run()
+    except (WorkerError, FloatingPointError) as error:
+        return _refuse(str(error), 1)
 
 
 def evaluate(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play the games, print mean, standard deviation, min and max."""
     try:
         options = parse(Evaluate, "a2c evaluate", args)
-        from a2c.evaluate import evaluate as play
+        from a2c.evaluation import evaluate as play
 
         scores = play(
             options.run,
@@ -106,16 +115,18 @@ def evaluate(args: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse_config(args: Sequence[str]) -> Config:
+def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
     """Flags to a Config: the run's own config on --resume, else the preset's, then every flag given."""
     default = Config.from_preset(_value_of(args, "--preset") or "default")
     resume = _value_of(args, "--resume")
     if resume is not None:
+        if _value_of(args, "--preset") is not None:
+            raise ValueError(f"preset must be left out when resume is set, got {_value_of(args, '--preset')}")
         path = Path(resume) / "config.json"
         if not path.is_file():
             raise ValueError(f"resume must be a run directory with a config.json, got {resume}")
         default = replace(Config.from_json(path.read_text(encoding="utf-8")), run_dir=None)
-    return parse(Config, "train.py", args, default)
+    return parse(Config, prog, args, default)
 
 
 def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None) -> T:
@@ -134,12 +145,13 @@ def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | Non
 
 def _value_of(args: Sequence[str], flag: str) -> str | None:
     """The value that `args` gives to `flag`, before the other flags are read."""
-    for i, arg in enumerate(args):
+    value = None
+    for i, arg in enumerate(args):  # as tyro does, the last one counts
         if arg == flag and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(flag + "="):
-            return arg.split("=", 1)[1]
-    return None
+            value = args[i + 1]
+        elif arg.startswith(flag + "="):
+            value = arg.split("=", 1)[1]
+    return value
 
 
 def _one_line(box: str, known: Sequence[str]) -> str:
@@ -156,6 +168,13 @@ def _one_line(box: str, known: Sequence[str]) -> str:
     return f"{message}; did you mean {near[0]}?" if near else message
 
 
-def _refuse(message: str) -> int:
+def _make_directory(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run_dir must be a directory that can be written, got {run_dir}: {error.strerror}") from error
+
+
+def _refuse(message: str, code: int = 2) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
+    return code

@@ -8,7 +8,7 @@ acting, half of the batch while learning. So every thread here runs its operator
 from __future__ import annotations
 
 import copy
-import time
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -35,7 +35,9 @@ class Compute:
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=_use_one_thread)
-        self.map(time.sleep, [0.01] * self.threads)  # all threads have started and set their count now,
+        meeting = threading.Barrier(self.threads)
+        self.map(lambda _: meeting.wait(), range(self.threads))  # all threads have set their own count now,
+        self._callers_threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)  # so this sets it for the optimiser's thread, the caller's
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
@@ -62,8 +64,9 @@ class Compute:
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and give the caller's thread its count back."""
         self.pool.shutdown()
+        torch.set_num_threads(self._callers_threads)
 
 
 def _use_one_thread() -> None:
@@ -76,8 +79,7 @@ def _use_one_thread() -> None:
 def refresh(twin: nn.Module, net: nn.Module) -> None:
     """Give the working copy the parameters that `net` has now."""
     if twin is not net:
-        for copied, parameter in zip(twin.parameters(), net.parameters(), strict=True):
-            copied.copy_(parameter)
+        torch._foreach_copy_(list(twin.parameters()), list(net.parameters()))
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
@@ -85,5 +87,5 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.bfloat16 if getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16") else torch.float32

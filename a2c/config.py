@@ -1,4 +1,4 @@
-"""Every setting of a run: one frozen dataclass, its presets and its rules.
+"""Every setting of a run: one frozen dataclass and its rules.
 
 Only plain values live here. This module imports neither torch nor gymnasium, so `--help`,
 a wrong flag and the worker processes stay fast.
@@ -14,6 +14,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from a2c.presets import PRESETS
 
 FRAME_SKIP = 4  # emulator frames per agent decision, in every backend
 FRAME_STACK = 4  # newest frames that one observation holds
@@ -38,42 +40,16 @@ INT_RULES = {
 }
 FLOAT_RULES = {
     "sticky_actions": (0.0, 1.0),
-    "reward_clip": (0.0, math.inf),
+    "reward_clip": (0.0, 1e9),
     "gamma": (0.0, 1.0),
     "gae_lambda": (0.0, 1.0),
     "learning_rate": (0.0, 10.0),
     "adam_eps": (0.0, 1.0),
     "entropy_coef": (0.0, 100.0),
     "value_coef": (0.0, 100.0),
-    "max_grad_norm": (0.0, math.inf),
-    "stop_reward": (-math.inf, math.inf),
+    "max_grad_norm": (0.0, 1e9),
+    "stop_reward": (-1e12, 1e12),
     "log_every": (0.0, 86_400.0),
-}
-
-PRESETS: dict[str, dict[str, Any]] = {  # what each preset changes in the defaults of `Config`
-    "default": {},
-    "pong-fast": {
-        "backend": "native",
-        "num_envs": 32,
-        "frame_size": 42,
-        "network": "small",
-        "batches_per_rollout": 4,
-        "learning_rate": 0.004,
-        "total_env_steps": 1_200_000,
-    },
-    "book": {
-        "rollout_steps": 4,
-        "batches_per_rollout": 1,
-        "sliding_batch": 32,
-        "gae_lambda": 1.0,
-        "learning_rate": 0.003,
-        "lr_decay": False,
-        "entropy_coef": 0.03,
-        "value_coef": 1.0,
-        "max_grad_norm": 0.1,
-        "normalize_obs": False,
-        "total_env_steps": 10_000_000,
-    },
 }
 
 
@@ -134,7 +110,7 @@ class Config:
     value_coef: float = 0.5
     """Weight of the squared value error (per squared return)."""
     max_grad_norm: float = 0.5
-    """Bound on the L2 norm of a gradient (gradient units)."""
+    """Bound on the L2 norm of a gradient (gradient units; 0 = no clipping)."""
 
     # --- run ----------------------------------------------------------------------------
     total_env_steps: int = 2_000_000
@@ -162,7 +138,7 @@ class Config:
         for name in ("run_dir", "resume"):
             value = getattr(self, name)
             if value is not None:
-                if not isinstance(value, (str, Path)):
+                if not isinstance(value, str | Path):
                     raise ValueError(f"{name} must be a path, got {value!r}")
                 object.__setattr__(self, name, Path(value))
         self.validate()
@@ -170,21 +146,24 @@ class Config:
 
     def validate(self) -> None:
         """Raise ValueError naming the field, the rule and the value of the first bad setting."""
-        choices = {"preset": tuple(PRESETS), "backend": get_args(Backend)}
-        choices |= {"network": get_args(Network), "precision": get_args(Precision)}
-        for name, known in choices.items():
-            _check_choice(name, getattr(self, name), known)
+        _check_choice("preset", self.preset, tuple(PRESETS))
+        for name, kind in (("backend", Backend), ("network", Network), ("precision", Precision)):
+            _check_choice(name, getattr(self, name), get_args(kind))
         for name, (low, high) in INT_RULES.items():
             _check_number(name, getattr(self, name), low, high, integer=True)
         for name, (low, high) in FLOAT_RULES.items():
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), low, high)
-        for name in ("learning_rate", "max_grad_norm", "log_every"):
+        for name in ("learning_rate", "log_every"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("end_of_life", "normalize_obs", "lr_decay", "cuda", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changes = PRESETS[self.preset]
+        if changes and all(getattr(self, name) == defaults[name] for name in changes):
+            raise ValueError(f"preset must be resolved by Config.from_preset({self.preset!r}), got the plain defaults")
         if self.resume is not None and self.run_dir is not None:
             raise ValueError(f"run_dir must be left out when resume is set, got {self.run_dir}")
         if self.sliding_batch and self.gae_lambda != 1.0:
@@ -225,8 +204,13 @@ class Config:
 
 
 def available_cores() -> int:
-    """Cores this process may use (its affinity mask, not the machine's count)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: its affinity mask, within its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or the quota is "max"
+        return cores
 
 
 def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
@@ -245,5 +229,5 @@ def _check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
 def _check_number(field: str, value: Any, low: float, high: float, integer: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise ValueError(f"{field} must be {'an integer' if integer else 'a number'}, got {value!r}")
-    if math.isnan(value) or not low <= value <= high or (math.isinf(value) and field != "reward_clip"):
+    if math.isnan(value) or not low <= value <= high:
         raise ValueError(f"{field} must be at least {low} and at most {high}, got {value}")

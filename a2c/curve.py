@@ -30,10 +30,7 @@ def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path |
     episodes = read_episodes(run_dir)
     if len(episodes["score"]) == 0:
         return None
-    import matplotlib  # slow to import, and not needed before the end of a run
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # slow to import, and not needed before the end of a run
 
     steps = episodes["env_steps"] / 1e6
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -25,16 +25,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import ale_py
 import gymnasium as gym
 import numpy as np
+from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.async_vector_env import AsyncState
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, available_cores
@@ -48,18 +49,25 @@ class Episode(NamedTuple):
     length: int
 
 
-def make_envs(config: Config) -> GameEnvs:
-    """Start `config.num_envs` environments; `reset()` seeds row i with `config.seed + i`.
+class WorkerError(RuntimeError):
+    """An environment failed, or the process that ran it died; its vector environment is of no more use."""
 
-    Raises ValueError, before any process starts, for an unknown id (with the nearest names), an
-    action space that is not discrete, or a backend that cannot play the id.
+
+def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
+    """Start `config.num_envs` environments; `reset()` seeds row i with `seeds[i]`.
+
+    `seeds` are drawn from `config.seed` unless they are given. Raises ValueError, before any
+    process starts, for an unknown id (with the nearest names), an action space that is not
+    discrete, or a backend that cannot play the id.
     """
     spec = checked_spec(config)
+    seeds = row_seeds(config) if seeds is None else list(seeds)
     if config.backend == "native":
-        return GameEnvs(_native(config, spec), config)
-    envs = [partial(make_env, config, spec, config.seed + i) for i in range(config.num_envs)]
+        return GameEnvs(_native(config, spec), seeds, config.end_of_life)
+    envs = [partial(make_env, config, spec, seed) for seed in seeds]
     if config.backend == "sync":
-        return GameEnvs(SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP), config)
+        vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        return GameEnvs(vector, seeds, config.end_of_life)
     with _workers_without_main():
         vector = AsyncVectorEnv(
             envs,
@@ -68,7 +76,7 @@ def make_envs(config: Config) -> GameEnvs:
             context=_worker_context(),
             max_concurrency=_concurrency(config),
         )
-    return GameEnvs(vector, config)
+    return GameEnvs(vector, seeds, config.end_of_life)
 
 
 def checked_spec(config: Config) -> EnvSpec:
@@ -94,17 +102,26 @@ def probe_spaces(config: Config) -> tuple[tuple[int, ...], int]:
     return shape, actions
 
 
-def split_envs(config: Config, groups: int, threads: int = 1) -> list[Config]:
-    """One config per group of environments: shared out in order, with the seeds of the whole.
+def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 0) -> list[GameEnvs]:
+    """The environments of a run in `groups` of almost equal size, in order.
 
-    `threads` is the number of emulator threads (native) or busy workers (async) in each group.
+    `threads` is the number of emulator threads (native) or busy workers (async) of each group;
+    `env_steps`, the age of a resumed run, keeps it from playing its first games again.
     """
-    sizes = [len(part) for part in np.array_split(np.arange(config.num_envs), groups)]
-    starts = np.cumsum([0, *sizes[:-1]])
-    return [
-        replace(config, num_envs=n, seed=config.seed + int(start), threads=threads)
-        for n, start in zip(sizes, starts, strict=True)
-    ]
+    made: list[GameEnvs] = []
+    try:
+        for seeds in np.array_split(row_seeds(config, env_steps), groups):
+            made.append(make_envs(replace(config, num_envs=len(seeds), threads=threads), seeds.tolist()))
+    except BaseException:
+        for envs in made:
+            envs.close()
+        raise
+    return made
+
+
+def row_seeds(config: Config, env_steps: int = 0) -> list[int]:
+    """A seed per environment, far from those of neighbouring run seeds (numpy's SeedSequence)."""
+    return (np.random.SeedSequence((config.seed, env_steps)).generate_state(config.num_envs) >> 1).tolist()
 
 
 class GameEnvs(VectorWrapper):
@@ -113,21 +130,25 @@ class GameEnvs(VectorWrapper):
     Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
     """
 
-    def __init__(self, env: VectorEnv, config: Config | None = None) -> None:
+    def __init__(self, env: VectorEnv, seeds: Sequence[int] | None = None, end_of_life: bool = False) -> None:
         super().__init__(env)
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
             raise ValueError(f"autoreset_mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
         if not isinstance(env.single_action_space, gym.spaces.Discrete):
             raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
-        self.seed = config.seed if config else 0
-        self.end_of_life = bool(config and config.end_of_life)
+        self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
+        self.end_of_life = end_of_life
+        self.broken = False  # an environment failed: nothing more may be asked of the others
         self.scores = np.zeros(self.num_envs, np.float64)  # [N] points of the running game
         self.lengths = np.zeros(self.num_envs, np.int64)  # [N] decisions of the running game
         self.lives = np.zeros(self.num_envs, np.int64)  # [N] lives after the last decision
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        """Begin a new game in every row; `seed` defaults to the config's."""
-        obs, info = self.env.reset(seed=self.seed if seed is None else seed, options=options)
+    def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Begin a new game in every row; `seed` (one number, or one per row) defaults to the rows' own."""
+        seed = self.seeds if seed is None else seed
+        if isinstance(self.env, AtariVectorEnv) and isinstance(seed, list):
+            seed = np.array(seed)
+        obs, info = self.env.reset(seed=seed, options=options)
         self.scores[:], self.lengths[:] = 0.0, 0
         self.lives = np.array(info.get("lives", self.lives))
         return obs, {}
@@ -144,7 +165,14 @@ class GameEnvs(VectorWrapper):
             raise ValueError(
                 f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
             )
-        obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
+        try:
+            obs, raw_rewards, terminated, truncated, info = self.env.step(actions + self.single_action_space.start)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self.broken = True
+            raise WorkerError("the process of an environment died (killed, or out of memory)") from error
+        except Exception as error:
+            self.broken = True
+            raise WorkerError(f"an environment failed: {type(error).__name__}: {error}") from error
         rewards = np.asarray(raw_rewards, np.float32)
         game_over = terminated | truncated
         self.scores += rewards
@@ -160,9 +188,22 @@ class GameEnvs(VectorWrapper):
             final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost)}
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
+    def close(self, **kwargs: Any) -> None:
+        """End the environments; worker processes that cannot be asked any more are killed."""
+        vector = self.env
+        if not isinstance(vector, AsyncVectorEnv) or not (self.broken or vector._state != AsyncState.DEFAULT):
+            return vector.close(**kwargs)
+        for process in vector.processes:
+            process.kill()
+        for process in vector.processes:
+            process.join()
+        for pipe in filter(None, vector.parent_pipes):
+            pipe.close()
+        vector.closed = True
+
 
 def _native(config: Config, spec: EnvSpec) -> VectorEnv:
-    env = ale_py.vector_env.AtariVectorEnv(
+    env = AtariVectorEnv(
         spec.kwargs["game"],
         config.num_envs,
         num_threads=min(config.threads or available_cores(), config.num_envs),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ import torch
 from tensorboardX import SummaryWriter
 from torch import nn
 
+from a2c.checkpoint import write_atomically
 from a2c.config import Config
 from a2c.envs import Episode
 from a2c.update import Update
@@ -113,10 +115,12 @@ class RunLogger:
         """`keep_until`: on resume, drop rows beyond these env_steps, which will be lived again."""
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.json").write_text(config.to_json(), encoding="utf-8")
+        write_atomically(run_dir / "config.json", lambda file: file.write(config.to_json().encode()))
         self._metrics = _open_csv(run_dir / "metrics.csv", tuple(METRICS), keep_until)
         self._episodes = _open_csv(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), flush_secs=10, purge_step=keep_until)
+        self._board = SummaryWriter(
+            str(run_dir / "tensorboard"), flush_secs=10, purge_step=None if keep_until is None else keep_until + 1
+        )
 
     def episodes(self, env_steps: int, seconds: float, games: list[Episode]) -> None:
         """One row of episodes.csv per finished game."""
@@ -168,7 +172,7 @@ def _open_csv(path: Path, columns: tuple[str, ...], keep_until: int | None) -> A
     if keep_until is not None and path.exists():
         with open(path, newline="", encoding="utf-8") as old:
             rows = [r for r in csv.reader(old) if len(r) == len(columns) and r[0].isdigit() and int(r[0]) <= keep_until]
-    file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115 - kept open for the run
-    csv.writer(file).writerows([columns, *rows])
-    file.flush()
-    return file
+    text = io.StringIO()
+    csv.writer(text).writerows([columns, *rows])
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    return open(path, "a", newline="", encoding="utf-8")

@@ -7,6 +7,7 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -146,16 +147,29 @@ class MlpA2C(nn.Module):
         return self.policy(flat), self.value(flat)
 
 
-def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -> nn.Module:
-    """The network that `config.network` names; ValueError where it cannot read the observation."""
+def network_kind(config: Config, input_shape: tuple[int, ...]) -> str:
+    """The network that `auto` stands for; ValueError where the named one cannot read the observation."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
     kind = config.network if config.network != "auto" else ("atari" if image else "mlp")
+    if kind != "mlp" and not image:
+        raise ValueError(f"network must be mlp for observations of shape {list(input_shape)}, got {kind}")
+    if kind in ("atari", "nature") and min(input_shape[1:]) < 36:
+        raise ValueError(f"frame_size must be at least 36 for network {kind}, got {min(input_shape[1:])}")
+    return kind
+
+
+def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
+    """Replace `auto` by what it stands for; few numbers per observation gain nothing from bfloat16."""
+    kind = network_kind(config, input_shape)
+    precision = "float32" if kind == "mlp" and config.precision == "auto" else config.precision
+    return replace(config, network=kind, precision=precision)
+
+
+def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -> nn.Module:
+    """The network that `config.network` names; ValueError where it cannot read the observation."""
+    kind = network_kind(config, input_shape)
     if kind == "mlp":
         return MlpA2C(input_shape, n_actions)
-    if not image:
-        raise ValueError(f"network must be mlp for observations of shape {list(input_shape)}, got {kind}")
-    if kind != "small" and min(input_shape[1:]) < 36:
-        raise ValueError(f"frame_size must be at least 36 for network {kind}, got {min(input_shape[1:])}")
     normalizer = PixelNorm((input_shape[1], input_shape[2])) if config.normalize_obs else None
     if kind == "atari":
         return AtariA2C(input_shape, n_actions, normalizer)

@@ -76,8 +76,9 @@ class Rollout:
 
     def split(self, parts: int) -> list[Rollout]:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
-        columns = torch.arange(self.actions.shape[1], device=self.final_index.device).chunk(parts)
-        return [self.columns(int(c[0]), int(c[-1]) + 1) for c in columns]
+        parts = min(parts, self.actions.shape[1])
+        edges = [-(-i * self.actions.shape[1] // parts) for i in range(parts + 1)]
+        return [self.columns(low, high) for low, high in pairwise(edges)]
 
     def columns(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
@@ -119,7 +120,8 @@ class Collector:
         played = self.compute.map(self._play, range(len(self.groups)))
         finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
         rollout = self.buffers
-        rollout.episodes = [episode for group in played for episode in group[1]]
+        episodes = sorted((t, episode) for group in played for t, episode in group[1])  # as they ended
+        rollout.episodes = [episode for _, episode in episodes]
         rollout.final_index = (
             torch.tensor([f[:2] for f in finals], dtype=torch.int64).reshape(-1, 2).to(rollout.obs.device)
         )
@@ -133,12 +135,12 @@ class Collector:
         return rollout
 
     @torch.no_grad()
-    def _play(self, g: int) -> tuple[list[tuple[int, int, np.ndarray]], list[Episode], float, float]:
-        """One group's part: fills its columns; returns truncated final observations, games, seconds."""
+    def _play(self, g: int) -> tuple[list[tuple[int, int, np.ndarray]], list[tuple[int, Episode]], float, float]:
+        """One group's part: fills its columns; returns cut-off final observations, games (with t), seconds."""
         buffers, columns, envs = self.buffers, self.columns[g], self.groups[g]
         obs, starts = buffers.next_obs[columns], self.starts[columns]
         finals: list[tuple[int, int, np.ndarray]] = []
-        episodes: list[Episode] = []
+        episodes: list[tuple[int, Episode]] = []
         env_seconds, begin = 0.0, time.perf_counter()
         for t in range(self.rollout_steps):
             buffers.obs[t, columns] = obs
@@ -156,7 +158,7 @@ class Collector:
             buffers.truncated[t, columns] = torch.from_numpy(truncated).to(buffers.obs.device)
             cut = np.flatnonzero(truncated & ~terminated)
             finals += [(t, columns.start + int(n), info["final_obs"][int(n)]) for n in cut]
-            episodes += [e._replace(env=columns.start + e.env) for e in info["episodes"]]
+            episodes += [(t, game._replace(env=columns.start + game.env)) for game in info["episodes"]]
             obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
         buffers.next_obs[columns], self.starts[columns] = obs, starts
         return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds

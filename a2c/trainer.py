@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,10 +16,11 @@ from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.curve import draw_curve
 from a2c.display import Display, score
-from a2c.envs import GameEnvs, make_envs, probe_spaces, split_envs
+from a2c.envs import GameEnvs, WorkerError, make_groups, probe_spaces
 from a2c.logger import RunLogger, Scores, learning_metrics, run_directory
-from a2c.networks import make_network
+from a2c.networks import make_network, resolve
 from a2c.rollout import Collector, Rollout
+from a2c.signals import StopRequest, stop_on_signals
 from a2c.update import Batch, Update, learn, learning_rate, make_optimizer
 
 LATEST, BEST = "latest.pt", "best.pt"
@@ -36,9 +35,9 @@ class Trainer:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
         self.run_dir = run_directory(config)
         self.input_shape, self.n_actions = probe_spaces(config)
+        config = self.config = resolve(config, self.input_shape)
         self.compute = Compute(config)
         torch.manual_seed(config.seed)
         self.net = make_network(config, self.input_shape, self.n_actions)
@@ -56,12 +55,17 @@ class Trainer:
         self.display: Display | None = None
         self.row: dict[str, float] = {}  # the newest row of metrics
         self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}  # seconds since that row
-        self.stop_signal = 0  # number of the signal that asked for the end
+        self.saved_best = -math.inf  # mean score of the policy in best.pt
+        self.stop = StopRequest()
         self.checkpoint = self._restore() if config.resume else None
 
     def run(self) -> int:
-        """Train until the target, the budget or a signal. 0, or 128 + the signal's number."""
-        with self._signals():
+        """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
+
+        Raises WorkerError when an environment fails (all that was learned is saved first) and
+        FloatingPointError when the gradient is no number (the last checkpoint stays).
+        """
+        with stop_on_signals(self.stop):
             try:
                 self.start()
                 self._open_log()
@@ -70,48 +74,60 @@ class Trainer:
                     self._count(rollout)
                     self._log_and_save()
                 self._log_and_save(last=True)
+            except WorkerError:
+                self._log_and_save(last=True)
+                if not self.stop:  # a signal to the whole process group ends the workers too
+                    raise
             finally:
                 self.close()
-        self._report()
-        return 128 + self.stop_signal if self.stop_signal else 0
+            self._report()
+        return 128 + self.stop.number if self.stop else 0
 
     def advance(self) -> Rollout:
         """The algorithm: collect a rollout with the policy as it is, then learn it."""
         rollout = self.collector.collect()
+        began = time.perf_counter()
         self.learn(rollout)
+        self._observe(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += len(rollout)
+        self.spent["learn"] += time.perf_counter() - began
         self.spent["env"] += self.collector.env_seconds
         self.spent["act"] += self.collector.act_seconds
         return rollout
 
     def learn(self, rollout: Rollout) -> None:
-        """One optimiser step on each batch of the rollout; then its frames feed the normaliser."""
-        began = time.perf_counter()
-        for batch in self._batches(rollout):
-            self._set_learning_rate()
-            self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute)
+        """One optimiser step on each batch of the rollout."""
+        self._set_learning_rate()
+        for i, batch in enumerate(self._batches(rollout)):
+            moved = i > 0  # the policy is no longer the one that acted
+            self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, moved)
             self.updates += 1
-        self._observe(rollout.obs[::NORMALIZER_STRIDE])
-        self.spent["learn"] += time.perf_counter() - began
+        if self.newest is not None and not math.isfinite(self.newest.grad_norm):
+            raise FloatingPointError(
+                f"the gradient's norm is {float(self.newest.grad_norm)} at update {self.updates} "
+                f"(loss {float(self.newest.loss.total)}); the last checkpoint is kept: try a lower learning_rate"
+            )
 
     def start(self) -> None:
         """Start the environments and the collector."""
-        config = self.config
-        for part in split_envs(config, self.compute.env_groups, self.compute.threads_per_group):
-            self.groups.append(make_envs(part))
+        if self.groups:
+            raise RuntimeError("a Trainer runs once; make another one")
+        config, compute, state = self.config, self.compute, self.checkpoint
+        self.groups = make_groups(config, compute.env_groups, compute.threads_per_group, self.env_steps)
         steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, self.twin, steps, self.compute, config.seed)
-        if self.checkpoint is None:
+        self.collector = Collector(self.groups, self.twin, steps, compute, config.seed + self.env_steps)
+        if state is None:
             self._observe(self.collector.buffers.next_obs[None])
-        elif len(self.checkpoint["generators"]) == len(self.groups):
-            for generator, state in zip(self.collector.generators, self.checkpoint["generators"], strict=True):
-                generator.set_state(state)
+        elif (state["device"], len(state["generators"])) == (compute.device.type, len(self.groups)):
+            for generator, saved in zip(self.collector.generators, state["generators"], strict=True):
+                generator.set_state(saved)
 
     def close(self) -> None:
-        """End environments, threads, files and display."""
-        for part in (*self.groups, self.compute, self.logger, self.display):
-            if part is not None:
-                part.close()
+        """End threads, environments, files and display, each whatever becomes of the others."""
+        with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
+            for part in (self.display, self.logger, *self.groups, self.compute):
+                if part is not None:
+                    closing.callback(part.close)
 
     def _batches(self, rollout: Rollout) -> Iterable[Batch]:
         if self.config.sliding_batch:
@@ -130,8 +146,8 @@ class Trainer:
     def _outcome(self) -> str:
         """Why the run is over, or an empty text while it is not."""
         target = self.config.target_score
-        if self.stop_signal:
-            return f"stopped by {signal.Signals(self.stop_signal).name}"
+        if self.stop:
+            return f"stopped by {self.stop.name}"
         if target is not None and self.scores.full and self.scores.mean >= target:
             return f"reached a mean score of {score(self.scores.mean)}"
         return "all environment steps played" if self.env_steps >= self.config.total_env_steps else ""
@@ -148,7 +164,7 @@ class Trainer:
         if self.config.cuda and self.compute.device.type != "cuda":
             self.display.say("--cuda: torch finds no GPU here, so this run uses the CPU")
         self.started = time.perf_counter() - self.seconds
-        self.saved_at, self.saved_best = self.env_steps, self.scores.best_mean
+        self.saved_at = self.env_steps
         self._begin_row()
 
     def _begin_row(self) -> None:
@@ -196,17 +212,18 @@ class Trainer:
             "n_actions": self.n_actions,
             "network": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "device": self.compute.device.type,
             "generators": [generator.get_state() for generator in self.collector.generators],
             "scores": self.scores.state_dict(),
+            "saved_best": max(self.saved_best, self.scores.mean) if self.scores.full else self.saved_best,
             "env_steps": self.env_steps,
             "updates": self.updates,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run_dir / LATEST, state)
-        self.saved_at = self.env_steps
-        if self.scores.full and self.scores.mean > self.saved_best:
+        if state["saved_best"] > self.saved_best:
             save_checkpoint(self.run_dir / BEST, state)
-            self.saved_best = self.scores.mean
+        save_checkpoint(self.run_dir / LATEST, state)
+        self.saved_at, self.saved_best = self.env_steps, state["saved_best"]
 
     def _restore(self) -> dict[str, Any]:
         """Take over what the newest checkpoint holds; its generators wait for the collector."""
@@ -215,6 +232,9 @@ class Trainer:
         load_network(self.net, state, path)
         refresh(self.twin, self.net)
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the flags of this run hold, not those of the last
+            group["eps"] = self.config.adam_eps
+        self.saved_best = state["saved_best"]
         self.scores.load_state_dict(state["scores"])
         self.env_steps, self.updates, self.seconds = state["env_steps"], state["updates"], state["seconds"]
         return state
@@ -223,19 +243,3 @@ class Trainer:
         """Draw the curve and print the table that ends a run."""
         draw_curve(self.run_dir, f"{self.config.env}, seed {self.config.seed}", self.config.target_score)
         self.display.summary(self.row or self._row(), self._outcome(), self.run_dir)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the current rollout; a second one ends it at once."""
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            if self.stop_signal:
-                os._exit(128 + number)
-            self.stop_signal = number
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

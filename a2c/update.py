@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,22 +46,26 @@ def learn(
     batch: Batch,
     config: Config,
     compute: Compute,
+    moved: bool = True,
 ) -> Update:
     """Take one optimiser step on `batch` and report it.
+
+    `moved` says that the policy has learned since it acted in `batch`: then each sample of a
+    rollout is weighted by its importance ratio, clipped at 1.
 
     The batch is learned in shards, one per compute thread, whose gradients are summed with
     their share of the samples as weight: the gradient of the whole batch's mean loss. `twin`
     is the working copy of `net` (see `Compute.working_copy`) and is brought up to date.
     """
     parts = shard(batch, compute)
-    results = compute.map(lambda part: _gradients(twin, part, config, compute), parts)
+    results = compute.map(lambda part: _gradients(twin, part, config, compute, moved), parts)
     shares = [len(part) / len(batch) for part in parts]
     parameters = list(net.parameters())
     for i, parameter in enumerate(parameters):
         parameter.grad = results[0][0][i].float().mul_(shares[0])
         for (gradients, *_), share in zip(results[1:], shares[1:], strict=True):
             parameter.grad.add_(gradients[i], alpha=share)
-    grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+    grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
     optimizer.step()
     refresh(twin, net)
 
@@ -81,7 +86,7 @@ def shard(batch: Batch, compute: Compute) -> list[Batch]:
 
 
 def _gradients(
-    net: nn.Module, batch: Batch, config: Config, compute: Compute
+    net: nn.Module, batch: Batch, config: Config, compute: Compute, moved: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
     """Gradients and terms of the mean loss of one shard; touches no `.grad`, so threads may meet here."""
     states, actions, returns = unpack_batch(
@@ -94,6 +99,8 @@ def _gradients(
         reward_clip=config.reward_clip,
     )
     logits, values = net(states)
+    weighted = moved and isinstance(batch, Rollout)
+    behaviour = batch.log_probs.flatten().to(compute.device) if weighted else None
     loss = a2c_loss(
         logits,
         values,
@@ -101,7 +108,7 @@ def _gradients(
         returns,
         entropy_coef=config.entropy_coef,
         value_coef=config.value_coef,
-        behaviour_log_probs=batch.log_probs.flatten().to(compute.device) if isinstance(batch, Rollout) else None,
+        behaviour_log_probs=behaviour,
     )
     gradients = torch.autograd.grad(loss.total, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())

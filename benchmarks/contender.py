@@ -38,7 +38,7 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
 
 
 def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
-    """Stable-Baselines3's A2C with its defaults; one advance is 1 to 3 rollouts with their updates."""
+    """Stable-Baselines3's A2C with its defaults; one advance is 2,000 decisions."""
     from stable_baselines3 import A2C
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
@@ -51,7 +51,7 @@ def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
 
     def advance() -> int:
         before = model.num_timesteps
-        model.learn(total_timesteps=max(1, 250 // batch) * batch, reset_num_timesteps=False)
+        model.learn(total_timesteps=max(1, 2000 // batch) * batch, reset_num_timesteps=False)
         return model.num_timesteps - before
 
     return advance, envs.close, f"{envs.num_envs} envs, {type(model.policy).__name__}, float32, batch {batch}"

@@ -7,7 +7,7 @@ round, so that a slow minute of the machine falls on all of them; the median win
 
 * environments: random actions, in the groups and threads that training uses
 * acting: forward pass and sampling on the observations of a recorded rollout
-* learning: `a2c.update.learn` on the batches of the recorded rollout
+* learning: one optimiser step on each batch of the recorded rollout
 * end to end: the trainer's loop without log, checkpoint and display
 * 1 thread: the first three with one thread at work, all environments in one group. For `async`
   the environments are plain ones in one loop, so that neither processes nor pipes count.
@@ -44,7 +44,7 @@ from rich.table import Table
 from a2c.cli import parse_config
 from a2c.compute import Compute
 from a2c.config import Config, available_cores
-from a2c.envs import GameEnvs, make_envs, split_envs
+from a2c.envs import GameEnvs, make_envs, make_groups
 from a2c.rollout import Rollout, sample
 from a2c.trainer import Trainer
 
@@ -66,11 +66,6 @@ class Options:
     """Write every figure to this file (path)."""
 
 
-def start_envs(config: Config, compute: Compute) -> list[GameEnvs]:
-    """The environments of a training, in the groups that its compute threads play."""
-    return [make_envs(part) for part in split_envs(config, compute.env_groups, compute.threads_per_group)]
-
-
 def close(groups: Sequence[GameEnvs], compute: Compute) -> None:
     """End environments and threads."""
     for envs in groups:
@@ -82,7 +77,7 @@ def time_to_first_step(config: Config) -> float:
     """Seconds to start the environments, reset them and step each once. Call it first, while nothing is warm."""
     began = time.perf_counter()
     compute = Compute(config)
-    groups = start_envs(config, compute)
+    groups = make_groups(config, compute.env_groups, compute.threads_per_group)
     try:
         compute.map(lambda envs: envs.reset(), groups)
         compute.map(lambda envs: envs.step(np.zeros(envs.num_envs, np.int64)), groups)
@@ -190,7 +185,8 @@ def report(figures: dict[str, Any], console: Console) -> None:
         )
     console.print(
         f"start to first step {figures['startup_seconds']:.2f} s (imports not counted); "
-        f"peak memory {figures['peak_pss_mb']:,.0f} MB PSS, {figures['peak_rss_mb']:,.0f} MB as a sum of RSS",
+        f"peak memory of start and first seconds {figures['peak_pss_mb']:,.0f} MB PSS, "
+        f"{figures['peak_rss_mb']:,.0f} MB as a sum of RSS",
         soft_wrap=True,
     )
 

@@ -15,7 +15,8 @@ def state_of(net, **changes):
     net(torch.ones(1, 3))[1].sum().backward()
     optimizer.step()  # so that the optimiser has moments to keep
     state = {"config": "{}", "network": net.state_dict(), "optimizer": optimizer.state_dict()}
-    return state | {"env_steps": 40, "updates": 2, "generator": torch.Generator().get_state(), **changes}
+    state |= {"input_shape": [3], "n_actions": 5, "device": "cpu", "scores": {}, "saved_best": 1.5, "seconds": 2.5}
+    return state | {"env_steps": 40, "updates": 2, "generators": [torch.Generator().get_state()], **changes}
 
 
 def one_line(refusal):
@@ -30,7 +31,7 @@ def test_round_trip(tmp_path):
     save_checkpoint(path, state)
     loaded = load_checkpoint(path)
     assert loaded["format"] == FORMAT and (loaded["env_steps"], loaded["updates"]) == (40, 2)
-    assert torch.equal(loaded["generator"], state["generator"])
+    assert torch.equal(loaded["generators"][0], state["generators"][0])
     torch.testing.assert_close(loaded["optimizer"], state["optimizer"], rtol=0, atol=0)
     other = TinyNet(seed=2)
     load_network(other, loaded, path)

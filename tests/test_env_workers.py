@@ -89,7 +89,7 @@ def test_environments_can_be_sent_to_processes_of_every_start_method(method):
     config = Config(num_envs=2)
     factories = [partial(make_env, config, find_spec(config.env), seed) for seed in range(2)]
     vector = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP, context=method)
-    with contextlib.closing(GameEnvs(vector, config)) as envs:
+    with contextlib.closing(GameEnvs(vector)) as envs:
         assert envs.reset()[0].shape == (2, 4, 84, 84)
         assert envs.step(np.array([2, 3]))[1].shape == (2,)
 

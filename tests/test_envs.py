@@ -10,7 +10,7 @@ from toys import counting_envs
 
 from a2c.atari import find_spec, make_env
 from a2c.config import Config
-from a2c.envs import make_envs, split_envs
+from a2c.envs import make_envs, make_groups, row_seeds
 
 BACKENDS = ("async", "native", "sync")
 PONG, BREAKOUT, FREEWAY = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "FreewayNoFrameskip-v4"
@@ -160,10 +160,8 @@ def test_a_seed_decides_the_games_and_rows_differ(backend):
     first, again = observations(5, times=2)  # reset() alone plays the same games again
     assert np.array_equal(first, again)
     assert np.array_equal(first, observations(5)[0])
-    other = observations(6)[0]
-    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, observations(6)[0])
     assert not np.array_equal(first[:, 0], first[:, 1])
-    assert np.array_equal(first[:, 1], other[:, 0])  # row i is seeded with seed + i
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -230,5 +228,12 @@ def test_games_are_counted_from_raw_rewards():
 
 
 def test_groups_of_environments_keep_the_seeds_of_the_whole():
-    parts = split_envs(Config(num_envs=7, seed=3), 3, threads=2)
-    assert [(part.num_envs, part.seed, part.threads) for part in parts] == [(3, 3, 2), (2, 6, 2), (2, 8, 2)]
+    config = Config(env="CartPole-v1", backend="sync", num_envs=7, seed=3)
+    groups = make_groups(config, 3)
+    assert [envs.num_envs for envs in groups] == [3, 2, 2]
+    assert [seed for envs in groups for seed in envs.seeds] == row_seeds(config)
+
+
+def test_neighbouring_run_seeds_and_resumed_runs_share_no_environment():
+    seeds = [row_seeds(Config(seed=seed), env_steps) for seed in (0, 1) for env_steps in (0, 1000)]
+    assert len({seed for row in seeds for seed in row}) == 4 * 50

@@ -44,7 +44,7 @@ def run_dir(tmp_path_factory):
 def test_a_run_leaves_every_file(run_dir):
     names = {path.name for path in run_dir.iterdir()}
     assert names == {"config.json", "metrics.csv", "episodes.csv", "tensorboard", "latest.pt", "curve.png"}
-    assert Config.from_json((run_dir / "config.json").read_text(encoding="utf-8")) == tiny(run_dir, log_every=1e-6)
+    assert Config.from_json((run_dir / "config.json").read_text(encoding="utf-8")) == tiny(run_dir, log_every=1e-6, network="mlp")
     assert list((run_dir / "tensorboard").iterdir())
 
 
@@ -216,3 +216,42 @@ def test_a_signal_while_the_workers_start_ends_the_run_too(tmp_path):
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 130 and "Traceback" not in err
+
+
+def test_a_killed_worker_ends_the_run_with_one_line_and_everything_saved(tmp_path):
+    run = started(tmp_path / "run", "--backend", "async")
+    wait_for(lambda: run.stdout.readline().count(" steps/s "))
+    children = psutil.Process(run.pid).children(recursive=True)
+    workers = [p for p in children if not p.children() and "forkserver" in " ".join(p.cmdline())]
+    workers[-1].kill()
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert err.strip().splitlines()[-1].startswith("error: the process of an environment died")
+    assert "Traceback" not in err and gone(children)
+    last = int(rows(tmp_path / "run" / "metrics.csv")[-1]["env_steps"])
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == last > 0
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run", checkpoint_every=80))
+    advance, calls = trainer.advance, []
+
+    def poison():
+        calls.append(1)
+        if len(calls) == 3:
+            with torch.no_grad():
+                trainer.net.value[-1].bias.fill_(float("nan"))
+        return advance()
+
+    trainer.advance = poison
+    with pytest.raises(FloatingPointError, match="gradient's norm is nan at update 1[1-5]"):
+        trainer.run()
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert state["env_steps"] == 160 and all(p.isfinite().all() for p in state["network"].values())
+
+
+def test_a_trainer_runs_once(tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run"))
+    trainer.run()
+    with pytest.raises(RuntimeError, match="runs once"):
+        trainer.run()

@@ -55,7 +55,7 @@ def evaluate(
     config = replace(config, num_envs=rows, seed=seed, end_of_life=False)
     compute = Compute(config)
     net = compute.working_copy(net)
-    envs = make_envs(replace(config, threads=compute.threads))
+    envs = make_envs(config)
     try:
         quota = np.full(rows, episodes // rows) + (np.arange(rows) < episodes % rows)
         generator = torch.Generator(compute.device).manual_seed(seed)
