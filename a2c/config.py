@@ -113,7 +113,7 @@ class Config:
     """Bound on the L2 norm of a gradient (gradient units; 0 = no clipping)."""
 
     # --- run ----------------------------------------------------------------------------
-    total_env_steps: int = 2_000_000
+    total_env_steps: int = 1_500_000
     """Length of the run (env_steps)."""
     stop_reward: float | None = None
     """Stop when the mean score of the last 100 games reaches this (game points; None = 18 for Pong, else never)."""

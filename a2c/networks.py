@@ -39,7 +39,7 @@ class PixelNorm(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., H, W]` pixels 0..255 to `[..., H, W]` float32 in -5..5."""
         # +1: one grey level of noise, so that a constant pixel stays quiet.
-        scaled = torch.sub(obs, self.mean).mul_((self.var + 1.0).rsqrt())
+        scaled = obs.to(torch.float32, copy=True).sub_(self.mean).mul_((self.var + 1.0).rsqrt())
         return scaled.clamp_(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
