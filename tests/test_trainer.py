@@ -44,7 +44,8 @@ def run_dir(tmp_path_factory):
 def test_a_run_leaves_every_file(run_dir):
     names = {path.name for path in run_dir.iterdir()}
     assert names == {"config.json", "metrics.csv", "episodes.csv", "tensorboard", "latest.pt", "curve.png"}
-    assert Config.from_json((run_dir / "config.json").read_text(encoding="utf-8")) == tiny(run_dir, log_every=1e-6, network="mlp")
+    saved = Config.from_json((run_dir / "config.json").read_text(encoding="utf-8"))
+    assert saved == tiny(run_dir, log_every=1e-6, network="mlp")
     assert list((run_dir / "tensorboard").iterdir())
 
 
@@ -244,7 +245,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tm
         return advance()
 
     trainer.advance = poison
-    with pytest.raises(FloatingPointError, match="gradient's norm is nan at update 1[1-5]"):
+    with pytest.raises(FloatingPointError, match=r"gradient's norm is nan at update 1[1-5]"):
         trainer.run()
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] == 160 and all(p.isfinite().all() for p in state["network"].values())
