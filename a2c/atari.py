@@ -44,7 +44,7 @@ def is_atari(spec: EnvSpec) -> bool:
 
 
 def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
-    """One preprocessed environment: what each row of the `async` and `sync` backends runs.
+    """One preprocessed environment.
 
     4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
     config says otherwise.
@@ -99,6 +99,7 @@ class SeededAtariEnv(AtariEnv):
 
     def __init__(self, seed: int, **kwargs: Any) -> None:
         self._fresh_seed: int | None = seed
+        self.last_action = 0  # what a sticky emulator may repeat; `cloneState` does not know it
         super().__init__(**kwargs)
 
     def seed_game(self, seed: int | None = None) -> tuple[int, int]:
@@ -106,7 +107,12 @@ class SeededAtariEnv(AtariEnv):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, Any]:
         already_seeded, self._fresh_seed = seed == self._fresh_seed, None
+        self.last_action = 0
         return super().reset(seed=None if already_seeded else seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        self.last_action = int(action)
+        return super().step(action)
 
 
 class FireReset(gym.Wrapper):
@@ -115,7 +121,8 @@ class FireReset(gym.Wrapper):
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
         _, info = self.env.reset(**kwargs)
         preprocessing = self.env
-        preprocessing.ale.act(ale_py.Action.FIRE)
+        game = preprocessing.unwrapped
+        game.step(game.get_action_meanings().index("FIRE"))
         preprocessing.ale.getScreenGrayscale(preprocessing.obs_buffer[0])
         preprocessing.obs_buffer[1].fill(0)
         preprocessing.lives = preprocessing.ale.lives()

@@ -148,6 +148,15 @@ class SlidingWindows:
         ready, self.complete = self.complete[:full], self.complete[full:]
         return [ready[i : i + self.batch_size] for i in range(0, full, self.batch_size)]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The open windows and the transitions that wait for a full batch."""
+        return {"open": [list(window) for window in self.open], "complete": [tuple(e) for e in self.complete]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.open = [deque(window) for window in state["open"]]
+        self.complete = [Experience(*fields) for fields in state["complete"]]
+
     def _emit(self, window: deque[tuple[Tensor, int, float]], last_state: Tensor | None) -> None:
         reward = 0.0
         for _, _, r in reversed(window):

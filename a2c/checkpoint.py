@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 
 FORMAT = 1
+ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
 REQUIRED = (
     *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
-    *("device", "generators", "scores", "saved_best", "env_steps", "updates", "seconds"),
+    *("collector", "windows", "learning", "scores", "saved_best", "env_steps", "updates", "seconds"),
 )
 
 
@@ -32,7 +34,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state` to `path`, atomically."""
-    write_atomically(path, lambda file: torch.save({"format": FORMAT, **state}, file))
+    plain = to_tensors({"format": FORMAT, **state})
+    write_atomically(path, lambda file: torch.save(plain, file))
 
 
 def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -52,7 +55,33 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}")
     if not isinstance(state["format"], int) or state["format"] > FORMAT:
         raise CheckpointError(f"checkpoint {path} has format {state['format']}, newer than {FORMAT}: update a2c")
-    return state
+    return to_arrays(state)
+
+
+def to_tensors(value: Any) -> Any:
+    """Nested plain values as a checkpoint may hold them: arrays become tensors, tuples stay, the rest is kept."""
+    if isinstance(value, np.ndarray):
+        return {ARRAY: torch.from_numpy(np.array(value))}
+    if isinstance(value, np.generic):
+        return {SCALAR: torch.from_numpy(np.array(value))}
+    if isinstance(value, dict):
+        return {key: to_tensors(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_tensors(item) for item in value)
+    return value
+
+
+def to_arrays(value: Any) -> Any:
+    """What `to_tensors` was given."""
+    if isinstance(value, dict):
+        if set(value) == {ARRAY}:
+            return value[ARRAY].cpu().numpy()
+        if set(value) == {SCALAR}:
+            return value[SCALAR].cpu().numpy()[()]
+        return {key: to_arrays(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_arrays(item) for item in value)
+    return value
 
 
 def load_network(net: torch.nn.Module, state: dict[str, Any], path: Path) -> None:

@@ -74,7 +74,7 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
         config = parse_config(args, prog)
         # Waiting OpenMP threads would spin on the cores that the emulators need.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from a2c.envs import WorkerError
+        from a2c.games import WorkerError
         from a2c.trainer import Trainer
 
         trainer = Trainer(config)
@@ -125,7 +125,7 @@ def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
         path = Path(resume) / "config.json"
         if not path.is_file():
             raise ValueError(f"resume must be a run directory with a config.json, got {resume}")
-        default = replace(Config.from_json(path.read_text(encoding="utf-8")), run_dir=None)
+        default = replace(Config.from_json(path.read_text(encoding="utf-8")), run_dir=None, stop_after=0)
     return parse(Config, prog, args, default)
 
 

@@ -34,6 +34,7 @@ INT_RULES = {
     "batches_per_rollout": (1, 10_000),
     "sliding_batch": (0, 1_000_000),
     "total_env_steps": (1, 10**15),
+    "stop_after": (0, 10**15),
     "seed": (0, 2_000_000_000),
     "threads": (0, 1024),
     "checkpoint_every": (1, 10**15),
@@ -115,6 +116,8 @@ class Config:
     # --- run ----------------------------------------------------------------------------
     total_env_steps: int = 1_500_000
     """Length of the run (env_steps)."""
+    stop_after: int = 0
+    """Leave early, as if interrupted, once the run is this long; --resume goes on (env_steps; 0 = off)."""
     stop_reward: float | None = None
     """Stop when the mean score of the last 100 games reaches this (game points; None = 18 for Pong, else never)."""
     seed: int = 0

@@ -1,23 +1,8 @@
-"""Vector environments: three backends behind one contract. No torch may enter this room.
+"""Starting vector environments: three backends. No torch may enter this room.
 
-The contract of `make_envs(config)`, whatever the backend:
-
-========== ======================= ==========================================================
-name       shape, dtype            meaning
-========== ======================= ==========================================================
-obs        [N, 4, S, S] uint8      newest frame last; frames before a game's start are zeros
-                                   (other ids: the environment's own observation)
-rewards    [N] float32             raw game points of this decision
-terminated [N] bool                the episode ended by the game's rules (or by a lost life)
-truncated  [N] bool                the game was cut off at `max_episode_frames`
-info       "final_obs"             {row: true last observation} of exactly the rows that ended
-info       "episodes"              list of `Episode`, one per *game* that ended in this step
-========== ======================= ==========================================================
-
-Autoreset is SAME_STEP: where an episode ended, `obs` already begins the next one, so no junk
-transition exists. Preprocessing follows Machado et al. (2018), section 3: up to `noop_max`
-no-ops, one FIRE where the game has that button, 4 frames per decision, maximum over the last
-two, grey, area-scaled. A lost life ends an episode for the learner and never resets the game.
+The contract that all of them keep stands in `a2c.games`. Preprocessing follows Machado et al.
+(2018), section 3: up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames
+per decision, maximum over the last two, grey, area-scaled.
 """
 
 from __future__ import annotations
@@ -28,29 +13,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, available_cores
-
-
-class Episode(NamedTuple):
-    """One finished game: its environment, true score (game points) and length (decisions)."""
-
-    env: int
-    score: float
-    length: int
-
-
-class WorkerError(RuntimeError):
-    """An environment failed, or the process that ran it died; its vector environment is of no more use."""
+from a2c.games import GameEnvs
+from a2c.snapshot import Resumable
 
 
 def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
@@ -64,7 +37,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
     seeds = row_seeds(config) if seeds is None else list(seeds)
     if config.backend == "native":
         return GameEnvs(_native(config, spec), seeds, config.end_of_life)
-    envs = [partial(make_env, config, spec, seed) for seed in seeds]
+    envs = [partial(make_resumable, config, spec, seed) for seed in seeds]
     if config.backend == "sync":
         vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GameEnvs(vector, seeds, config.end_of_life)
@@ -102,6 +75,11 @@ def probe_spaces(config: Config) -> tuple[tuple[int, ...], int]:
     return shape, actions
 
 
+def make_resumable(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
+    """`make_env` with a `snapshot`: what each row of the `async` and `sync` backends runs."""
+    return Resumable(make_env(config, spec, seed))
+
+
 def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 0) -> list[GameEnvs]:
     """The environments of a run in `groups` of almost equal size, in order.
 
@@ -122,84 +100,6 @@ def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 
 def row_seeds(config: Config, env_steps: int = 0) -> list[int]:
     """A seed per environment, far from those of neighbouring run seeds (numpy's SeedSequence)."""
     return (np.random.SeedSequence((config.seed, env_steps)).generate_state(config.num_envs) >> 1).tolist()
-
-
-class GameEnvs(VectorWrapper):
-    """Hide the backends' differences and count games from raw rewards (the contract above).
-
-    Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
-    """
-
-    def __init__(self, env: VectorEnv, seeds: Sequence[int] | None = None, end_of_life: bool = False) -> None:
-        super().__init__(env)
-        if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
-            raise ValueError(f"autoreset_mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
-        if not isinstance(env.single_action_space, gym.spaces.Discrete):
-            raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
-        self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
-        self.end_of_life = end_of_life
-        self.broken = False  # an environment failed: nothing more may be asked of the others
-        self.scores = np.zeros(self.num_envs, np.float64)  # [N] points of the running game
-        self.lengths = np.zeros(self.num_envs, np.int64)  # [N] decisions of the running game
-        self.lives = np.zeros(self.num_envs, np.int64)  # [N] lives after the last decision
-
-    def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        """Begin a new game in every row; `seed` (one number, or one per row) defaults to the rows' own."""
-        seed = self.seeds if seed is None else seed
-        if isinstance(self.env, AtariVectorEnv) and isinstance(seed, list):
-            seed = np.array(seed)
-        obs, info = self.env.reset(seed=seed, options=options)
-        self.scores[:], self.lengths[:] = 0.0, 0
-        self.lives = np.array(info.get("lives", self.lives))
-        return obs, {}
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Play one decision in every row. ValueError for a bad action: ale-py would hang on it."""
-        actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,) or actions.dtype.kind != "i":
-            raise ValueError(
-                f"actions must be integers of shape ({self.num_envs},), got {actions.dtype} {actions.shape}"
-            )
-        n_actions = int(self.single_action_space.n)
-        if actions.min() < 0 or actions.max() >= n_actions:
-            raise ValueError(
-                f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
-            )
-        try:
-            obs, raw_rewards, terminated, truncated, info = self.env.step(actions + self.single_action_space.start)
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self.broken = True
-            raise WorkerError("the process of an environment died (killed, or out of memory)") from error
-        except Exception as error:
-            self.broken = True
-            raise WorkerError(f"an environment failed: {type(error).__name__}: {error}") from error
-        rewards = np.asarray(raw_rewards, np.float32)
-        game_over = terminated | truncated
-        self.scores += rewards
-        self.lengths += 1
-        episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(game_over)]
-        self.scores[game_over], self.lengths[game_over] = 0.0, 0
-        final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(game_over)}
-        if self.end_of_life:
-            lives = np.array(info["lives"])
-            lost = (lives < self.lives) & ~game_over
-            self.lives = lives
-            terminated = terminated | lost
-            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost)}
-        return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
-
-    def close(self, **kwargs: Any) -> None:
-        """End the environments; worker processes that cannot be asked any more are killed."""
-        vector = self.env
-        if not isinstance(vector, AsyncVectorEnv) or not (self.broken or vector._state != AsyncState.DEFAULT):
-            return vector.close(**kwargs)
-        for process in vector.processes:
-            process.kill()
-        for process in vector.processes:
-            process.join()
-        for pipe in filter(None, vector.parent_pipes):
-            pipe.close()
-        vector.closed = True
 
 
 def _native(config: Config, spec: EnvSpec) -> VectorEnv:

@@ -20,7 +20,7 @@ from torch import nn
 
 from a2c.checkpoint import write_atomically
 from a2c.config import Config
-from a2c.envs import Episode
+from a2c.games import Episode
 from a2c.update import Update
 
 METRICS = {

@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from a2c.compute import Compute
-from a2c.envs import Episode, GameEnvs
+from a2c.games import Episode, GameEnvs
 
 
 @dataclass
@@ -114,6 +115,32 @@ class Collector:
         self.buffers.next_obs = next_obs
         self.starts = torch.ones(int(edges[-1]), dtype=torch.bool)  # [N] next_obs begins an episode
         self.env_seconds = self.act_seconds = 0.0  # summed over the last collect, mean of the groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next `collect` depends on, besides the network; no games once one has failed."""
+        intact = not any(envs.broken for envs in self.groups)
+        return {
+            "next_obs": self.buffers.next_obs,
+            "starts": self.starts,
+            "device": self.compute.device.type,
+            "generators": [generator.get_state() for generator in self.generators],
+            "envs": [envs.state_dict() if intact else None for envs in self.groups],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on where `state_dict` was taken; False where the games could not go on and new ones have begun."""
+        if (state["device"], len(state["generators"])) != (self.compute.device.type, len(self.generators)):
+            return False
+        for generator, saved in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(saved)
+        sizes = [envs and len(envs["scores"]) for envs in state["envs"]]
+        if sizes != [envs.num_envs for envs in self.groups]:
+            return False
+        for envs, saved in zip(self.groups, state["envs"], strict=True):
+            envs.load_state_dict(saved)
+        self.buffers.next_obs.copy_(state["next_obs"])
+        self.starts.copy_(state["starts"])
+        return True
 
     def collect(self) -> Rollout:
         """Play and return the next rollout, of `rollout_steps * N` decisions."""

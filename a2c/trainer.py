@@ -16,7 +16,8 @@ from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.curve import draw_curve
 from a2c.display import Display, score
-from a2c.envs import GameEnvs, WorkerError, make_groups, probe_spaces
+from a2c.envs import make_groups, probe_spaces
+from a2c.games import GameEnvs, WorkerError
 from a2c.logger import RunLogger, Scores, learning_metrics, run_directory
 from a2c.networks import make_network, resolve
 from a2c.rollout import Collector, Rollout
@@ -24,14 +25,14 @@ from a2c.signals import StopRequest, stop_on_signals
 from a2c.update import Batch, Update, learn, learning_rate, make_optimizer
 
 LATEST, BEST = "latest.pt", "best.pt"
+COUNTERS = ("env_steps", "updates", "seconds", "saved_best", "learning")  # plain values that a checkpoint holds
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
 class Trainer:
     """One training run; `run()` plays it to its end and returns the process's exit code.
 
-    What can be refused is refused in the constructor, before a worker starts: ValueError for a
-    bad setting, CheckpointError for a checkpoint that does not fit.
+    Refusals come in the constructor, before a worker starts: ValueError or its CheckpointError.
     """
 
     def __init__(self, config: Config) -> None:
@@ -50,12 +51,14 @@ class Trainer:
         self.env_steps = self.updates = 0
         self.seconds = 0.0  # wall time of training, earlier sessions included
         self.newest: Update | None = None
+        self.learning: dict[str, float] = {}  # metrics of the newest update
         self.groups: list[GameEnvs] = []
         self.logger: RunLogger | None = None
         self.display: Display | None = None
         self.row: dict[str, float] = {}  # the newest row of metrics
         self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}  # seconds since that row
         self.saved_best = -math.inf  # mean score of the policy in best.pt
+        self.games_go_on = False  # a resumed run took up its games where they were
         self.stop = StopRequest()
         self.checkpoint = self._restore() if config.resume else None
 
@@ -97,7 +100,8 @@ class Trainer:
 
     def learn(self, rollout: Rollout) -> None:
         """One optimiser step on each batch of the rollout."""
-        self._set_learning_rate()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.env_steps)
         for i, batch in enumerate(self._batches(rollout)):
             moved = i > 0  # the policy is no longer the one that acted
             self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, moved)
@@ -118,9 +122,8 @@ class Trainer:
         self.collector = Collector(self.groups, self.twin, steps, compute, config.seed + self.env_steps)
         if state is None:
             self._observe(self.collector.buffers.next_obs[None])
-        elif (state["device"], len(state["generators"])) == (compute.device.type, len(self.groups)):
-            for generator, saved in zip(self.collector.generators, state["generators"], strict=True):
-                generator.set_state(saved)
+        else:
+            self.games_go_on = self.collector.load_state_dict(state["collector"])
 
     def close(self) -> None:
         """End threads, environments, files and display, each whatever becomes of the others."""
@@ -134,10 +137,6 @@ class Trainer:
             return self.windows.push(rollout)
         return rollout.split(self.config.batches_per_rollout)
 
-    def _set_learning_rate(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, self.env_steps)
-
     def _observe(self, obs: torch.Tensor) -> None:
         """Feed the newest frames of `obs [T, N, 4, H, W]` to the normaliser, if there is one."""
         if self.net.normalizer is not None:
@@ -150,9 +149,9 @@ class Trainer:
             return f"stopped by {self.stop.name}"
         if target is not None and self.scores.full and self.scores.mean >= target:
             return f"reached a mean score of {score(self.scores.mean)}"
+        if self.config.stop_after and self.env_steps >= self.config.stop_after:
+            return f"stopped after {self.env_steps:,} env_steps"
         return "all environment steps played" if self.env_steps >= self.config.total_env_steps else ""
-
-    # --- log and save -------------------------------------------------------------------
 
     def _open_log(self) -> None:
         """Logger and display; they start threads, so they come after the worker processes."""
@@ -160,7 +159,8 @@ class Trainer:
         self.logger = RunLogger(self.run_dir, self.config, self.env_steps if resumed else None)
         self.display = Display(self.config)
         if resumed:
-            self.display.say(f"resumed at {self.env_steps:,} env_steps; every environment starts a new game")
+            games = "its games go on" if self.games_go_on else "every environment starts a new game"
+            self.display.say(f"resumed at {self.env_steps:,} env_steps; {games}")
         if self.config.cuda and self.compute.device.type != "cuda":
             self.display.say("--cuda: torch finds no GPU here, so this run uses the CPU")
         self.started = time.perf_counter() - self.seconds
@@ -190,7 +190,6 @@ class Trainer:
 
     def _row(self) -> dict[str, float]:
         elapsed = time.perf_counter() - self.row_began
-        learning = learning_metrics(self.newest, self.net, self.config) if self.newest else {}
         return {
             "env_steps": self.env_steps,
             "seconds": self.seconds,
@@ -202,28 +201,33 @@ class Trainer:
             "speed": (self.env_steps - self.row_steps) / elapsed,
             "learning_rate": learning_rate(self.config, self.env_steps),
             **{f"share_{stage}": seconds / elapsed for stage, seconds in self.spent.items()},
-            **learning,
+            **self._learning_metrics(),
         }
 
+    def _learning_metrics(self) -> dict[str, float]:
+        """Metrics of the newest update, of an earlier session's where this one has none yet."""
+        if self.newest is not None:
+            self.learning = learning_metrics(self.newest, self.net, self.config)
+        return self.learning
+
     def _save(self) -> None:
+        self._learning_metrics()
+        is_best = self.scores.full and self.scores.mean > self.saved_best
+        self.saved_best = self.scores.mean if is_best else self.saved_best
         state = {
             "config": self.config.to_json(),
             "input_shape": list(self.input_shape),
             "n_actions": self.n_actions,
             "network": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "device": self.compute.device.type,
-            "generators": [generator.get_state() for generator in self.collector.generators],
+            "collector": self.collector.state_dict(),
+            "windows": self.windows.state_dict(),
             "scores": self.scores.state_dict(),
-            "saved_best": max(self.saved_best, self.scores.mean) if self.scores.full else self.saved_best,
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in COUNTERS},
         }
-        if state["saved_best"] > self.saved_best:
-            save_checkpoint(self.run_dir / BEST, state)
-        save_checkpoint(self.run_dir / LATEST, state)
-        self.saved_at, self.saved_best = self.env_steps, state["saved_best"]
+        for name in (BEST, LATEST) if is_best else (LATEST,):
+            save_checkpoint(self.run_dir / name, state)
+        self.saved_at = self.env_steps
 
     def _restore(self) -> dict[str, Any]:
         """Take over what the newest checkpoint holds; its generators wait for the collector."""
@@ -234,9 +238,10 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:  # the flags of this run hold, not those of the last
             group["eps"] = self.config.adam_eps
-        self.saved_best = state["saved_best"]
+        self.windows.load_state_dict(state["windows"])
         self.scores.load_state_dict(state["scores"])
-        self.env_steps, self.updates, self.seconds = state["env_steps"], state["updates"], state["seconds"]
+        for name in COUNTERS:
+            setattr(self, name, state[name])
         return state
 
     def _report(self) -> None:

@@ -44,7 +44,8 @@ from rich.table import Table
 from a2c.cli import parse_config
 from a2c.compute import Compute
 from a2c.config import Config, available_cores
-from a2c.envs import GameEnvs, make_envs, make_groups
+from a2c.envs import make_envs, make_groups
+from a2c.games import GameEnvs
 from a2c.rollout import Rollout, sample
 from a2c.trainer import Trainer
 

@@ -15,7 +15,16 @@ def state_of(net, **changes):
     net(torch.ones(1, 3))[1].sum().backward()
     optimizer.step()  # so that the optimiser has moments to keep
     state = {"config": "{}", "network": net.state_dict(), "optimizer": optimizer.state_dict()}
-    state |= {"input_shape": [3], "n_actions": 5, "device": "cpu", "scores": {}, "saved_best": 1.5, "seconds": 2.5}
+    state |= {
+        "input_shape": [3],
+        "n_actions": 5,
+        "collector": {},
+        "windows": {},
+        "learning": {},
+        "scores": {},
+        "saved_best": 1.5,
+        "seconds": 2.5,
+    }
     return state | {"env_steps": 40, "updates": 2, "generators": [torch.Generator().get_state()], **changes}
 
 

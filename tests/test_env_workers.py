@@ -16,7 +16,8 @@ from toys import CountingEnv
 
 from a2c.atari import find_spec, make_env
 from a2c.config import Config
-from a2c.envs import GameEnvs, make_envs
+from a2c.envs import make_envs
+from a2c.games import GameEnvs
 
 SCRIPT = """
 import torch, psutil, sys

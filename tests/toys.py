@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-from a2c.envs import GameEnvs
+from a2c.games import GameEnvs
 
 N_ACTIONS = 5
 

@@ -1,0 +1,136 @@
+"""A vector environment as the rest of the package sees it. No torch may enter this room.
+
+The contract of `GameEnvs`, whatever the backend:
+
+========== ======================= ==========================================================
+name       shape, dtype            meaning
+========== ======================= ==========================================================
+obs        [N, 4, S, S] uint8      newest frame last; frames before a game's start are zeros
+                                   (other ids: the environment's own observation)
+rewards    [N] float32             raw game points of this decision
+terminated [N] bool                the episode ended by the game's rules (or by a lost life)
+truncated  [N] bool                the game was cut off at `max_episode_frames`
+info       "final_obs"             {row: true last observation} of exactly the rows that ended
+info       "episodes"              list of `Episode`, one per *game* that ended in this step
+========== ======================= ==========================================================
+
+Autoreset is SAME_STEP: where an episode ended, `obs` already begins the next one, so no junk
+transition exists. A lost life ends an episode for the learner and never resets the game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.async_vector_env import AsyncState
+
+
+class Episode(NamedTuple):
+    """One finished game: its environment, true score (game points) and length (decisions)."""
+
+    env: int
+    score: float
+    length: int
+
+
+class WorkerError(RuntimeError):
+    """An environment failed, or the process that ran it died; its vector environment is of no more use."""
+
+
+class GameEnvs(VectorWrapper):
+    """Hide the backends' differences and count games from raw rewards (the contract above).
+
+    Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
+    """
+
+    def __init__(self, env: VectorEnv, seeds: Sequence[int] | None = None, end_of_life: bool = False) -> None:
+        super().__init__(env)
+        if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
+            raise ValueError(f"autoreset_mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
+        if not isinstance(env.single_action_space, gym.spaces.Discrete):
+            raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
+        self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
+        self.end_of_life = end_of_life
+        self.broken = False  # an environment failed: nothing more may be asked of the others
+        self.scores = np.zeros(self.num_envs, np.float64)  # [N] points of the running game
+        self.lengths = np.zeros(self.num_envs, np.int64)  # [N] decisions of the running game
+        self.lives = np.zeros(self.num_envs, np.int64)  # [N] lives after the last decision
+
+    def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Begin a new game in every row; `seed` (one number, or one per row) defaults to the rows' own."""
+        seed = self.seeds if seed is None else seed
+        if isinstance(self.env, AtariVectorEnv) and isinstance(seed, list):
+            seed = np.array(seed)
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.scores[:], self.lengths[:] = 0.0, 0
+        self.lives = np.array(info.get("lives", self.lives))
+        return obs, {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Play one decision in every row. ValueError for a bad action: ale-py would hang on it."""
+        actions = np.asarray(actions)
+        if actions.shape != (self.num_envs,) or actions.dtype.kind != "i":
+            raise ValueError(
+                f"actions must be integers of shape ({self.num_envs},), got {actions.dtype} {actions.shape}"
+            )
+        n_actions = int(self.single_action_space.n)
+        if actions.min() < 0 or actions.max() >= n_actions:
+            raise ValueError(
+                f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
+            )
+        try:
+            obs, raw_rewards, terminated, truncated, info = self.env.step(actions + self.single_action_space.start)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self.broken = True
+            raise WorkerError("the process of an environment died (killed, or out of memory)") from error
+        except Exception as error:
+            self.broken = True
+            raise WorkerError(f"an environment failed: {type(error).__name__}: {error}") from error
+        rewards = np.asarray(raw_rewards, np.float32)
+        game_over = terminated | truncated
+        self.scores += rewards
+        self.lengths += 1
+        episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(game_over)]
+        self.scores[game_over], self.lengths[game_over] = 0.0, 0
+        final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(game_over)}
+        if self.end_of_life:
+            lives = np.array(info["lives"])
+            lost = (lives < self.lives) & ~game_over
+            self.lives = lives
+            terminated = terminated | lost
+            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost)}
+        return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The games as they stand, as plain values and arrays; None where the backend cannot tell (native)."""
+        if not isinstance(self.env, AsyncVectorEnv | SyncVectorEnv):
+            return None
+        try:
+            snapshots = list(self.env.get_attr("snapshot"))
+        except AttributeError:  # environments that were not made here
+            return None
+        return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the games of `state_dict`."""
+        self.env.set_attr("snapshot", state["snapshots"])
+        self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"])
+        self.lives = np.array(state["lives"])
+
+    def close(self, **kwargs: Any) -> None:
+        """End the environments; worker processes that cannot be asked any more are killed."""
+        vector = self.env
+        if not isinstance(vector, AsyncVectorEnv) or not (self.broken or vector._state != AsyncState.DEFAULT):
+            return vector.close(**kwargs)
+        for process in vector.processes:
+            process.kill()
+        for process in vector.processes:
+            process.join()
+        for pipe in filter(None, vector.parent_pipes):
+            pipe.close()
+        vector.closed = True

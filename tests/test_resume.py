@@ -1,0 +1,110 @@
+"""A run that is stopped and resumed equals one that never stopped, bit for bit."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from a2c.atari import find_spec, make_env
+from a2c.checkpoint import load_checkpoint, to_arrays, to_tensors
+from a2c.cli import parse_config
+from a2c.config import Config
+from a2c.snapshot import Resumable
+from a2c.trainer import Trainer
+
+TIMED = {"seconds", "speed", "share_env", "share_act", "share_learn"}  # columns that hold wall time
+
+
+def lived(run_dir, name):
+    """Rows of a CSV file without its wall times."""
+    with open(run_dir / name, newline="", encoding="utf-8") as file:
+        return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
+
+
+def same(a, b):
+    """Equal in every number of nested values."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+
+
+def run(run_dir, flags, stops):
+    """A run that is stopped after each of `stops` env_steps and resumed; its last checkpoint."""
+    for i, stop in enumerate(stops):
+        where = ["--resume" if i else "--run-dir", str(run_dir)]
+        given = [] if i else flags  # a resumed run has them in its config.json
+        config = parse_config([*given, "--stop-after", str(stop), "--log-every", "1e-6", "--no-progress", *where])
+        assert Trainer(config).run() == 0
+    return load_checkpoint(run_dir / "latest.pt")
+
+
+CASES = {
+    "cartpole": ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "16", "--threads", "2"],
+    "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4"],
+    "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2"],
+    "sticky breakout": [
+        *(
+            "--env",
+            "ALE/Breakout-v5",
+            "--backend",
+            "sync",
+            "--num-envs",
+            "2",
+            "--end-of-life",
+            "--precision",
+            "bfloat16",
+        ),
+        *("--network", "small", "--frame-size", "42"),
+    ],
+    "book": ["--preset", "book", "--backend", "sync", "--num-envs", "3", "--network", "small", "--frame-size", "42"],
+}
+
+
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
+def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(flags, tmp_path):
+    num_envs = int(flags[flags.index("--num-envs") + 1])
+    half, whole = 60 * num_envs, 120 * num_envs
+    straight = run(tmp_path / "straight", flags, [whole])
+    resumed = run(tmp_path / "resumed", flags, [half, whole])
+    assert straight["env_steps"] == resumed["env_steps"] == whole
+    for part in ("network", "optimizer", "collector", "windows", "scores", "updates", "saved_best"):
+        assert same(straight[part], resumed[part]), part
+    for name in ("metrics.csv", "episodes.csv"):
+        assert lived(tmp_path / "straight", name) == lived(tmp_path / "resumed", name)
+
+
+def test_a_native_run_resumes_with_new_games_and_says_so(tmp_path, capsys):
+    flags = ["--preset", "pong-fast", "--num-envs", "4"]
+    state = run(tmp_path / "run", flags, [80, 160])
+    assert state["env_steps"] == 160
+    assert "resumed at 80 env_steps; every environment starts a new game" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "CartPole-v1"])
+def test_a_snapshot_restores_into_another_environment(env):
+    def fresh(seed):
+        game = Resumable(make_env(Config(env=env), find_spec(env), seed))
+        game.reset(seed=seed)
+        return game
+
+    def play(game, actions):
+        steps = []
+        for action in actions:
+            obs, reward, terminated, truncated, _ = game.step(int(action))
+            steps.append((obs, reward, terminated, truncated, game.reset()[0] if terminated or truncated else None))
+        return steps
+
+    first, other = fresh(3), fresh(4)
+    actions = np.random.default_rng(0).integers(first.action_space.n, size=200)
+    play(first, actions[:50])
+    play(other, actions[:7])
+    state = to_arrays(to_tensors(first.snapshot))
+    expected = play(first, actions[50:])
+    assert not same(play(other, actions[50:]), expected)
+    other.snapshot = state
+    assert same(play(other, actions[50:]), expected)
