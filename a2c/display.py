@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -67,7 +67,7 @@ class Display:
         table.add_row("run directory", str(run_dir))
         self.console.print(table)
 
-    def _panel(self, row: dict[str, float]) -> Group:
+    def _panel(self, row: dict[str, float]) -> Table:
         config, grid = self.config, Table.grid(padding=(0, 2))
         goal = "" if config.target_score is None else f"   stops at {config.target_score:g}"
         shares = [f"{name} {row[key]:.0%}" for name, key in SHARES.items()]
@@ -78,7 +78,10 @@ class Display:
         grid.add_row("speed", f"{row['speed']:,.0f} steps/s   {self._fps(row):,.0f} frames/s")
         grid.add_row("time in", "   ".join(shares))
         bar = ProgressBar(total=config.total_env_steps, completed=row["env_steps"], width=60)
-        return Group(f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}", bar, grid)
+        panel = Table.grid()
+        for line in (f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}", bar, grid):
+            panel.add_row(line)
+        return panel
 
     def _fps(self, row: dict[str, float]) -> float:
         return row["speed"] * self.frames_per_step
