@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 FORMAT = 1
+PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
 REQUIRED = (
     *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
@@ -32,9 +33,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     os.replace(temporary, path)
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` to `path`, atomically."""
+def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write `state` to `path`, atomically; `keep_previous`: the file that was there becomes previous.pt."""
     plain = to_tensors({"format": FORMAT, **state})
+    if keep_previous and path.exists():
+        second = path.with_name(PREVIOUS + ".tmp")
+        second.unlink(missing_ok=True)
+        os.link(path, second)  # a second name, so that `path` itself is never missing
+        os.replace(second, path.with_name(PREVIOUS))
     write_atomically(path, lambda file: torch.save(plain, file))
 
 
@@ -49,7 +55,9 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         state = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # a damaged pickle can raise almost anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]})") from error
+        previous = path.with_name(PREVIOUS)
+        advice = f"; rename {previous} to {path.name} to go on from the one before" if previous.exists() else ""
+        raise CheckpointError(f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){advice}") from error
     missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
     if missing:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}")

@@ -226,7 +226,7 @@ class Trainer:
             **{name: getattr(self, name) for name in COUNTERS},
         }
         for name in (BEST, LATEST) if is_best else (LATEST,):
-            save_checkpoint(self.run_dir / name, state)
+            save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
         self.saved_at = self.env_steps
 
     def _restore(self) -> dict[str, Any]:

@@ -63,6 +63,19 @@ def test_a_write_that_fails_leaves_the_old_file_intact(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
+def test_the_checkpoint_before_the_newest_is_kept_and_offered(tmp_path):
+    path = tmp_path / "latest.pt"
+    for env_steps in (40, 80, 120):
+        save_checkpoint(path, state_of(TinyNet(), env_steps=env_steps), keep_previous=True)
+    assert load_checkpoint(path)["env_steps"] == 120
+    assert load_checkpoint(tmp_path / "previous.pt")["env_steps"] == 80
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    assert f"rename {tmp_path / 'previous.pt'} to latest.pt" in one_line(refusal)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.pt", "previous.pt"]
+
+
 def test_the_new_file_is_on_disk_before_it_takes_the_old_one_s_place(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
