@@ -57,6 +57,8 @@ class Display:
     def summary(self, row: dict[str, float], outcome: str, run_dir: Path) -> None:
         """Print the table that ends a run."""
         table = Table(title=f"{self.config.env}: {outcome}", title_justify="left", show_header=False)
+        table.add_column()
+        table.add_column(overflow="fold")
         table.add_row("environment steps", f"{row['env_steps']:,} ({row['env_steps'] * self.frames_per_step:,} frames)")
         table.add_row("updates", f"{row['updates']:,}")
         table.add_row("games", f"{row['games']:,}")
