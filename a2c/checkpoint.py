@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,7 +40,10 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     if keep_previous and path.exists():
         second = path.with_name(PREVIOUS + ".tmp")
         second.unlink(missing_ok=True)
-        os.link(path, second)  # a second name, so that `path` itself is never missing
+        try:
+            os.link(path, second)  # a second name, so that `path` itself is never missing
+        except OSError:  # a filesystem without hard links
+            shutil.copyfile(path, second)
         os.replace(second, path.with_name(PREVIOUS))
     write_atomically(path, lambda file: torch.save(plain, file))
 

@@ -76,11 +76,11 @@ def learn(
     return Update(loss, mean([r[2] for r in results]), mean([r[3] for r in results]), grad_norm)
 
 
-def shard(batch: Batch, compute: Compute) -> list[Batch]:
+def shard(batch: Batch, compute: Compute) -> Sequence[Batch]:
     """Cut a batch for the compute threads: a rollout by environment, transitions by count."""
     parts = compute.shards(len(batch))
     if isinstance(batch, Rollout):
-        return list(batch.split(parts))
+        return batch.split(parts)
     size = -(-len(batch) // parts)
     return [batch[i : i + size] for i in range(0, len(batch), size)]
 

@@ -63,7 +63,13 @@ def test_a_write_that_fails_leaves_the_old_file_intact(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
-def test_the_checkpoint_before_the_newest_is_kept_and_offered(tmp_path):
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_the_checkpoint_before_the_newest_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError("Operation not permitted")
+
+    if not hard_links:
+        monkeypatch.setattr(os, "link", refuse)
     path = tmp_path / "latest.pt"
     for env_steps in (40, 80, 120):
         save_checkpoint(path, state_of(TinyNet(), env_steps=env_steps), keep_previous=True)
