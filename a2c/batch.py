@@ -51,7 +51,7 @@ def unpack_batch(
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes), or a `Rollout`.
         net: network with outputs `(logits, values [B, 1])`; it values what lies behind the
-            windows. Inside a rollout the values of the acting policy are used.
+            windows of transitions. A rollout brings the values of the policy that acted.
         device: where the results live.
         gamma: discount per decision.
         reward_steps: decisions that the `reward` of a transition sums over (a rollout's
@@ -70,7 +70,7 @@ def unpack_batch(
     if len(batch) == 0:
         raise ValueError("batch must hold at least 1 transition, got 0")
     if isinstance(batch, Rollout):
-        return _unpack_rollout(batch, net, device, gamma, gae_lambda, reward_clip)
+        return _unpack_rollout(batch, device, gamma, gae_lambda, reward_clip)
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
     if not 0.0 <= gamma <= 1.0:
@@ -90,19 +90,14 @@ def unpack_batch(
 
 
 def _unpack_rollout(
-    rollout: Rollout, net: nn.Module, device: str | torch.device, gamma: float, gae_lambda: float, reward_clip: float
+    rollout: Rollout, device: str | torch.device, gamma: float, gae_lambda: float, reward_clip: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    envs = rollout.actions.shape[1]
-    bootstrap = _values(net, torch.cat([rollout.next_obs, rollout.final_obs]).to(device))  # [N + K]
-    next_values = torch.cat([rollout.values[1:].to(device), bootstrap[None, :envs]])  # [T, N]
-    t, n = rollout.final_index.to(device).unbind(1)
-    next_values[t, n] = bootstrap[envs:]
     rewards = rollout.rewards.to(device)
     if reward_clip:
         rewards = rewards.clamp(-reward_clip, reward_clip)
     returns = lambda_returns(
         rewards,
-        next_values,
+        rollout.next_values.to(device),
         rollout.terminated.to(device),
         rollout.truncated.to(device),
         gamma=gamma,

@@ -34,6 +34,8 @@ class Rollout:
     truncated   [T, N] bool   the episode was cut off with this decision
     starts      [T, N] bool   obs[t] begins an episode
     values      [T, N] f32    V(obs[t]) when acting
+    next_values [T, N] f32    V of what followed decision t, when acting: of the true final
+                              observation where truncated, without meaning where terminated
     log_probs   [T, N] f32    log-probability of actions[t] when acting
     next_obs    [N, ...]      observation after the last decision
     final_index [K, 2] int64  (t, n) of each truncated step
@@ -48,6 +50,7 @@ class Rollout:
     truncated: Tensor
     starts: Tensor
     values: Tensor
+    next_values: Tensor
     log_probs: Tensor
     next_obs: Tensor
     final_index: Tensor
@@ -68,8 +71,7 @@ class Rollout:
             make(torch.int64, steps, num_envs),
             make(torch.float32, steps, num_envs),
             *flags,
-            make(torch.float32, steps, num_envs),
-            make(torch.float32, steps, num_envs),
+            *(make(torch.float32, steps, num_envs) for _ in range(3)),
             make(like.dtype, num_envs, *obs_shape),
             make(torch.int64, 0, 2),
             make(like.dtype, 0, *obs_shape),
@@ -85,7 +87,7 @@ class Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
         mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
         index = self.final_index[mine] - torch.tensor([0, low], device=self.final_index.device)
-        views = {f.name: getattr(self, f.name)[:, low:high] for f in fields(self)[:8]}
+        views = {f.name: getattr(self, f.name)[:, low:high] for f in fields(self)[:9]}
         return Rollout(
             **views, next_obs=self.next_obs[low:high], final_index=index, final_obs=self.final_obs[mine], episodes=[]
         )
@@ -188,7 +190,22 @@ class Collector:
             episodes += [(t, game._replace(env=columns.start + game.env)) for game in info["episodes"]]
             obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
         buffers.next_obs[columns], self.starts[columns] = obs, starts
+        self._bootstrap(columns, finals)
         return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds
+
+    def _bootstrap(self, columns: slice, finals: list[tuple[int, int, np.ndarray]]) -> None:
+        """Value what followed each decision of one group; one pass for all that no decision was taken in."""
+        buffers = self.buffers
+        buffers.next_values[:-1, columns] = buffers.values[1:, columns]
+        behind = buffers.next_obs[columns]
+        if finals:
+            cut_off = torch.from_numpy(np.stack([obs for _, _, obs in finals])).to(behind.device)
+            behind = torch.cat([behind, cut_off])
+        values = self.net(behind)[1].float().squeeze(1)  # [n + K]
+        size = columns.stop - columns.start
+        buffers.next_values[-1, columns] = values[:size]
+        for (t, n, _), value in zip(finals, values[size:], strict=True):
+            buffers.next_values[t, n] = value
 
 
 def sample(logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -58,13 +58,13 @@ def learn(
     is the working copy of `net` (see `Compute.working_copy`) and is brought up to date.
     """
     parts = shard(batch, compute)
-    results = compute.map(lambda part: _gradients(twin, part, config, compute, moved), parts)
     shares = [len(part) / len(batch) for part in parts]
+    results = compute.map(lambda part, share: _gradients(twin, part, share, config, compute, moved), parts, shares)
     parameters = list(net.parameters())
-    for i, parameter in enumerate(parameters):
-        parameter.grad = results[0][0][i].float().mul_(shares[0])
-        for (gradients, *_), share in zip(results[1:], shares[1:], strict=True):
-            parameter.grad.add_(gradients[i], alpha=share)
+    for parameter, *gradients in zip(parameters, *(r[0] for r in results), strict=True):
+        parameter.grad = gradients[0].to(parameter.dtype, copy=True)
+        for gradient in gradients[1:]:
+            parameter.grad.add_(gradient)
     grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
     optimizer.step()
     refresh(twin, net)
@@ -86,9 +86,9 @@ def shard(batch: Batch, compute: Compute) -> Sequence[Batch]:
 
 
 def _gradients(
-    net: nn.Module, batch: Batch, config: Config, compute: Compute, moved: bool
+    net: nn.Module, batch: Batch, share: float, config: Config, compute: Compute, moved: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
-    """Gradients and terms of the mean loss of one shard; touches no `.grad`, so threads may meet here."""
+    """Gradients, times `share`, and terms of the mean loss of one shard; touches no `.grad`: threads may meet here."""
     states, actions, returns = unpack_batch(
         batch,
         net,
@@ -110,6 +110,6 @@ def _gradients(
         value_coef=config.value_coef,
         behaviour_log_probs=behaviour,
     )
-    gradients = torch.autograd.grad(loss.total, list(net.parameters()))
+    gradients = torch.autograd.grad(loss.total * share, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
     return gradients, detached, returns.mean(), values.detach().float().mean()

@@ -109,6 +109,7 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
             for obs in rollout.obs[:, mine]:
                 logits, _ = trainer.twin(obs)
                 sample(logits.float(), generator)[0].cpu()
+            trainer.twin(rollout.next_obs[mine])
 
     trainer.compute.map(play, columns)
     return sum(len(rollout) for rollout in rollouts)

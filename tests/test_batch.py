@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from toys import fill_next_values
 
 from a2c.batch import Experience, SlidingWindows, unpack_batch
 from a2c.rollout import Rollout
@@ -44,6 +45,7 @@ def random_rollout(steps: int, envs: int, seed: int, rate: float = 0.25) -> Roll
     rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
     rollout.final_obs = torch.randint(0, 256, (len(rollout.final_index), 4), generator=draw, dtype=torch.uint8)
     rollout.values = Toy()(rollout.obs.flatten(0, 1))[1].detach().reshape(steps, envs)
+    fill_next_values(rollout, Toy())
     return rollout
 
 
@@ -66,7 +68,7 @@ def window(rollout: Rollout, t: int, n: int, steps: int) -> Experience | None:
 
 def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
     """The decisions `low <= t < high`, in memory that the next rollout may overwrite."""
-    names = ("obs", "actions", "rewards", *FLAGS, "starts", "values", "log_probs")
+    names = ("obs", "actions", "rewards", *FLAGS, "starts", "values", "next_values", "log_probs")
     next_obs = rollout.next_obs if high == len(rollout.actions) else rollout.obs[high]
     mine = (rollout.final_index[:, 0] >= low) & (rollout.final_index[:, 0] < high)
     return Rollout(
@@ -99,7 +101,9 @@ def test_a_rollout_bootstraps_from_values_final_and_next_observations():
     rollout.next_obs[0, 0] = 40
     rollout.truncated[1, 0] = True
     rollout.final_index, rollout.final_obs = torch.tensor([[1, 0]]), torch.tensor([[99, 0, 0, 0]], dtype=torch.uint8)
-    returns = unpack_batch(rollout, Toy((1.0, 0.0, 0.0, 0.0)), gamma=0.5, gae_lambda=0.0)[2]
+    net = Toy((1.0, 0.0, 0.0, 0.0))
+    fill_next_values(rollout, net)
+    returns = unpack_batch(rollout, net, gamma=0.5, gae_lambda=0.0)[2]
     assert returns.tolist() == [10.0, 49.5, 20.0]  # half of V(obs[1]) = 20, of V(final) = 99, of V(next_obs) = 40
 
 

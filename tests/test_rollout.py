@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs
+from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs, fill_next_values
 
 from a2c.compute import Compute
 from a2c.config import Config
@@ -79,7 +79,7 @@ def test_two_rollouts_equal_one_long(compute):
     long = collector(compute, counting_envs(3, 4, ends="truncated"), steps=8).collect()
     halves = collector(compute, counting_envs(3, 4, ends="truncated"), steps=4)
     first, second = kept(halves.collect()), kept(halves.collect())
-    for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "log_probs"):
+    for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "next_values", "log_probs"):
         joined = torch.cat([getattr(first, name), getattr(second, name)])
         assert torch.equal(joined, getattr(long, name)), name
     assert torch.equal(second.next_obs, long.next_obs)
@@ -112,11 +112,16 @@ def test_groups_draw_different_actions(compute):
 
 def test_values_and_log_probs_are_those_of_the_acting_network(compute):
     net = TinyNet(seed=1)
-    rollout = collector(compute, counting_envs(3, 4), net=net).collect()
+    envs = counting_envs(3, 4, ends="truncated")
+    rollout = collector(compute, envs, net=net).collect()
+    assert len(rollout.final_obs) == 3
     logits, values = net(rollout.obs.flatten(0, 1))
     log_probs = logits.log_softmax(1).gather(1, rollout.actions.flatten()[:, None])
     torch.testing.assert_close(rollout.values.flatten(), values.squeeze(1))
     torch.testing.assert_close(rollout.log_probs.flatten(), log_probs.squeeze(1))
+    expected = copy.copy(rollout)
+    fill_next_values(expected, net)
+    torch.testing.assert_close(rollout.next_values, expected.next_values)
     assert not rollout.values.requires_grad and not rollout.log_probs.requires_grad
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from toys import fill_next_values
 
 from a2c.batch import Experience, unpack_batch
 from a2c.compute import Compute
@@ -39,7 +40,7 @@ def random_rollout(steps: int = 6, envs: int = 11, seed: int = 0) -> Rollout:
     rollout.next_obs = torch.randn(envs, 4, generator=draw)
     rollout.actions = torch.randint(0, 3, (steps, envs), generator=draw)
     rollout.rewards = 2 * torch.randn(steps, envs, generator=draw)
-    rollout.values = torch.randn(steps, envs, generator=draw)
+    rollout.values, rollout.next_values = torch.randn(2, steps, envs, generator=draw)
     rollout.log_probs = torch.randn(steps, envs, generator=draw) - 1.0
     rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < 0.2 for _ in range(2))
     rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
@@ -137,6 +138,7 @@ def test_a_list_is_learned_like_the_rollout_of_the_same_experience():
     with torch.no_grad():
         log_probs = nets[0](rollout.obs[0])[0].log_softmax(1)
     rollout.log_probs = log_probs.gather(1, rollout.actions[0][:, None]).T
+    fill_next_values(rollout, nets[0])
     states, actions, rewards, _ = flat_transitions(rollout)
     transitions = list(map(Experience, states, actions, rewards, rollout.next_obs.numpy()))
     for net, batch in zip(nets, (rollout, transitions), strict=True):
