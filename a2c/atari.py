@@ -15,13 +15,7 @@ import gymnasium as gym
 import numpy as np
 from ale_py.env import AtariEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import (
-    AtariPreprocessing,
-    FlattenObservation,
-    FrameStackObservation,
-    TimeLimit,
-    TransformObservation,
-)
+from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, nearest
 
@@ -44,7 +38,7 @@ def is_atari(spec: EnvSpec) -> bool:
 
 
 def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
-    """One preprocessed environment.
+    """One environment, an Atari game preprocessed.
 
     4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
     config says otherwise.
@@ -54,16 +48,7 @@ def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
         cv2.setNumThreads(1)
     if not is_atari(spec):
         return _make_other(spec)
-    # obs_type="ram" keeps AtariEnv from rendering an RGB screen on every emulator frame. The emulator's own
-    # limit would cut inside a decision, whose frames AtariPreprocessing then drops: TimeLimit cuts behind one.
-    kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None)
-    env = SeededAtariEnv(seed, **kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
-    env = AtariPreprocessing(env, noop_max=config.noop_max, frame_skip=FRAME_SKIP, screen_size=config.frame_size)
-    env.obs_buffer = [np.zeros(env.ale.getScreenDims(), np.uint8) for _ in range(2)]
-    if "FIRE" in env.unwrapped.get_action_meanings():
-        env = FireReset(env)
-    env = FrameStackObservation(env, FRAME_STACK, padding_type="zero")
-    return TimeLimit(env, config.max_episode_frames // FRAME_SKIP)
+    return AtariGame(config, spec, seed)
 
 
 def _make_other(spec: EnvSpec) -> gym.Env:
@@ -94,36 +79,78 @@ def sticky_probability(config: Config, spec: EnvSpec) -> float:
     return float(spec.kwargs.get("repeat_action_probability", 0.25))
 
 
-class SeededAtariEnv(AtariEnv):
-    """AtariEnv that loads its ROM (0.1 s) once and not again at the first `reset(seed)`."""
+class AtariGame(AtariEnv):
+    """One Atari game as the agent sees it: 4 frames per decision, the newest 4 pictures as observation.
 
-    def __init__(self, seed: int, **kwargs: Any) -> None:
+    Preprocessing follows Machado et al. (2018), section 3, and gives the pixels of gymnasium's
+    `AtariPreprocessing` and `FrameStackObservation`. Their layers of Python cost a worker a fifth
+    more: they are cold in the cache whenever 50 processes share a few cores.
+
+    The observation `[4, S, S]` is one array that the next step overwrites; a reset makes a new one.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, seed: int) -> None:
         self._fresh_seed: int | None = seed
+        # obs_type="ram" keeps AtariEnv from rendering an RGB screen; the emulator's own limit of frames
+        # would cut inside a decision, `max_decisions` cuts behind one.
+        kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None)
+        super().__init__(**kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
+        self.noop_max, self.size = config.noop_max, config.frame_size
+        self.max_decisions = config.max_episode_frames // FRAME_SKIP
+        self.tell_lives = config.end_of_life  # infos cost a vector environment time: none that nobody reads
+        names = self.get_action_meanings()
+        self.fire = names.index("FIRE") if "FIRE" in names else -1
         self.last_action = 0  # what a sticky emulator may repeat; `cloneState` does not know it
-        super().__init__(**kwargs)
+        self.decisions = 0  # of the running game
+        self.pooled, self.screen = np.zeros((2, *self.ale.getScreenDims()), np.uint8)
+        self.frames = np.zeros((FRAME_STACK, self.size, self.size), np.uint8)
+        self.observation_space = gym.spaces.Box(0, 255, self.frames.shape, np.uint8)
 
     def seed_game(self, seed: int | None = None) -> tuple[int, int]:
         return super().seed_game(self._fresh_seed if seed is None else seed)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, Any]:
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin a game: up to `noop_max` no-ops, then FIRE where the game has that button."""
+        # Loading the ROM takes 0.1 s: once, not again at the first reset with the seed it was loaded with.
         already_seeded, self._fresh_seed = seed == self._fresh_seed, None
-        self.last_action = 0
-        return super().reset(seed=None if already_seeded else seed, options=options)
+        super().reset(seed=None if already_seeded else seed, options=options)
+        for _ in range(self.np_random.integers(1, self.noop_max + 1) if self.noop_max else 0):
+            self._emulate(0)
+            if self.ale.game_over():
+                self.ale.reset_game()
+        self.last_action = max(self.fire, 0)
+        if self.fire >= 0:
+            self._emulate(self.fire)
+        self.decisions = 0
+        self.frames = np.zeros_like(self.frames)  # frames before the game's start
+        self.screen.fill(0)
+        self.ale.getScreenGrayscale(self.pooled)
+        return self._observe(), self._info()
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One decision: the action for 4 frames or until the game ends; the last two frames are pooled."""
         self.last_action = int(action)
-        return super().step(action)
+        reward = self._emulate(action) + self._emulate(action) + self._emulate(action)
+        terminated = self.ale.game_over()
+        if not terminated:
+            self.ale.getScreenGrayscale(self.screen)
+            reward += self._emulate(action)
+            terminated = self.ale.game_over()
+            if not terminated:
+                self.ale.getScreenGrayscale(self.pooled)
+        self.decisions += 1
+        return self._observe(), reward, terminated, self.decisions >= self.max_decisions, self._info()
 
+    def _emulate(self, action: Any) -> float:
+        """One emulator frame; none behind a game's end."""
+        return 0.0 if self.ale.game_over() else self.ale.act(self._action_set[action])
 
-class FireReset(gym.Wrapper):
-    """Press FIRE for one frame after the no-ops, as ale-py's vector environment does."""
+    def _observe(self) -> np.ndarray:
+        """Push the pooled, scaled picture onto the stack."""
+        np.maximum(self.pooled, self.screen, out=self.pooled)
+        self.frames[:-1] = self.frames[1:]
+        cv2.resize(self.pooled, (self.size, self.size), self.frames[-1], interpolation=cv2.INTER_AREA)
+        return self.frames
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        _, info = self.env.reset(**kwargs)
-        preprocessing = self.env
-        game = preprocessing.unwrapped
-        game.step(game.get_action_meanings().index("FIRE"))
-        preprocessing.ale.getScreenGrayscale(preprocessing.obs_buffer[0])
-        preprocessing.obs_buffer[1].fill(0)
-        preprocessing.lives = preprocessing.ale.lives()
-        return preprocessing._get_obs(), info
+    def _info(self) -> dict[str, Any]:
+        return {"lives": self.ale.lives()} if self.tell_lives else {}

@@ -4,8 +4,10 @@ import contextlib
 import faulthandler
 import itertools
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from toys import counting_envs
 
 from a2c.atari import find_spec, make_env
@@ -146,6 +148,29 @@ def test_every_pixel_reward_and_flag_equals_the_unvectorised_wrappers(backend, e
                 exact = slice(3) if backend == "native" and want_truncated else slice(4)
                 assert np.array_equal(info["final_obs"][row][exact], want_final[exact])
     assert ends >= 2 or env == PONG
+
+
+@pytest.mark.parametrize("env_id", ["MsPacmanNoFrameskip-v4", "ALE/Freeway-v5"])
+def test_a_game_without_fire_equals_gymnasiums_wrappers(env_id):
+    """Pixels, rewards and ends over several games, no-ops and sticky actions included."""
+    config = Config(env=env_id, max_episode_frames=4 * 300)
+    ours = make_env(config, find_spec(env_id), 5)
+    stock = gym.make(env_id, frameskip=1, obs_type="grayscale")
+    stock = FrameStackObservation(AtariPreprocessing(stock, noop_max=30), 4, padding_type="zero")
+    actions = np.random.default_rng(1).integers(ours.action_space.n, size=1500)
+    obs, expected = ours.reset(seed=5)[0], stock.reset(seed=5)[0]
+    ends, length = 0, 0
+    for action in actions:
+        assert np.array_equal(obs, expected)
+        obs, reward, terminated, truncated, _ = ours.step(action)
+        expected, expected_reward, over, *_ = stock.step(action)
+        length += 1
+        assert (reward, terminated, truncated) == (expected_reward, over, length >= 300)
+        if terminated or truncated:
+            assert np.array_equal(obs, expected)
+            obs, expected = ours.reset()[0], stock.reset()[0]
+            ends, length = ends + 1, 0
+    assert ends >= 4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
