@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
-FORMAT = 1
+from a2c.config import Config
+from a2c.files import write_synced
+
+FORMAT = 2
 PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
 REQUIRED = (
@@ -24,19 +29,15 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says which, why and what to do."""
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill `path` so that a reader sees the old file or the new one, never half of one."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Write `state` to `path`, atomically; `keep_previous`: the file that was there becomes previous.pt."""
-    plain = to_tensors({"format": FORMAT, **state})
+    """Write `state` to `path`, atomically; `keep_previous`: the file that was there becomes previous.pt.
+
+    OSError where the disk refuses; what was there is untouched then.
+    """
+    content = io.BytesIO()
+    torch.save(to_tensors({"format": FORMAT, **state}), content)
+    temporary = path.with_name(path.name + ".tmp")
+    write_synced(temporary, content.getbuffer())
     if keep_previous and path.exists():
         second = path.with_name(PREVIOUS + ".tmp")
         second.unlink(missing_ok=True)
@@ -45,7 +46,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         except OSError:  # a filesystem without hard links
             shutil.copyfile(path, second)
         os.replace(second, path.with_name(PREVIOUS))
-    write_atomically(path, lambda file: torch.save(plain, file))
+    os.replace(temporary, path)
 
 
 def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -65,9 +66,13 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
     missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
     if missing:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}")
-    if not isinstance(state["format"], int) or state["format"] > FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {state['format']}, newer than {FORMAT}: update a2c")
-    return to_arrays(state)
+    version = state["format"]
+    if not isinstance(version, int) or version != FORMAT:
+        newer = isinstance(version, int) and version > FORMAT
+        advice = "update a2c" if newer else "use the version of a2c that wrote it"
+        raise CheckpointError(f"checkpoint {path} has format {version!r}, this a2c reads {FORMAT}: {advice}")
+    with loading(path):
+        return to_arrays(state)
 
 
 def to_tensors(value: Any) -> Any:
@@ -100,7 +105,29 @@ def load_network(net: torch.nn.Module, state: dict[str, Any], path: Path) -> Non
     """Load the checkpoint's parameters; CheckpointError when they belong to another network."""
     try:
         net.load_state_dict(state["network"])
-    except RuntimeError as error:
+    except (AttributeError, RuntimeError, TypeError) as error:
         raise CheckpointError(
             f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
         ) from error
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Whatever a state of the right kind but with wrong content raises becomes a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise CheckpointError(f"checkpoint {path} holds a damaged state ({reason})") from error
+
+
+def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
+    """CheckpointError when the run that goes on plays another game than the checkpoint's."""
+    try:
+        saved = Config.from_json(state["config"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
+    if saved.env != config.env:
+        raise CheckpointError(f"checkpoint {path} is of {saved.env}, got env {config.env}: leave env as it was")

@@ -78,7 +78,7 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
         from a2c.trainer import Trainer
 
         trainer = Trainer(config)
-        _make_directory(trainer.run_dir)
+        trainer.claim()
         print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
     except ValueError as error:
         return _refuse(str(error))
@@ -86,7 +86,10 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
         return 130
     try:
         return trainer.run()
-    except (WorkerError, FloatingPointError) as error:
+    except WorkerError as error:
+        print(error.trace, end="", file=sys.stderr)
+        return _refuse(str(error), 1)
+    except (FloatingPointError, OSError) as error:
         return _refuse(str(error), 1)
 
 
@@ -166,13 +169,6 @@ def _one_line(box: str, known: Sequence[str]) -> str:
         near = [flag for flag in known if flag.startswith(unknown[0])]
         near = near or difflib.get_close_matches(unknown[0], known, n=1)
     return f"{message}; did you mean {near[0]}?" if near else message
-
-
-def _make_directory(run_dir: Path) -> None:
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"run_dir must be a directory that can be written, got {run_dir}: {error.strerror}") from error
 
 
 def _refuse(message: str, code: int = 2) -> int:

@@ -38,6 +38,7 @@ INT_RULES = {
     "seed": (0, 2_000_000_000),
     "threads": (0, 1024),
     "checkpoint_every": (1, 10**15),
+    "max_worker_restarts": (0, 1_000_000),
 }
 FLOAT_RULES = {
     "sticky_actions": (0.0, 1.0),
@@ -51,6 +52,7 @@ FLOAT_RULES = {
     "max_grad_norm": (0.0, 1e9),
     "stop_reward": (-1e12, 1e12),
     "log_every": (0.0, 86_400.0),
+    "env_timeout": (0.0, 86_400.0),
 }
 
 
@@ -124,8 +126,14 @@ class Config:
     """Seed of environments, network and sampling (integer, 0 or more)."""
     cuda: bool = False
     """Use the GPU for acting and learning."""
+    deterministic: bool = False
+    """Take only operations that give the same bits on every run, also on the GPU (slower there)."""
     threads: int = 0
     """Compute threads, each with its share of the environments (count; 0 = the cores this process may use)."""
+    env_timeout: float = 60.0
+    """Longest wait for the answer of an environment's process before it is replaced (seconds)."""
+    max_worker_restarts: int = 3
+    """Times in a row, without progress, that failed environments are started again (count)."""
     run_dir: Path | None = None
     """Directory of the run (path; None = runs/ENV-PRESET-SEED-TIME)."""
     resume: Path | None = None
@@ -155,12 +163,12 @@ class Config:
         for name, (low, high) in INT_RULES.items():
             _check_number(name, getattr(self, name), low, high, integer=True)
         for name, (low, high) in FLOAT_RULES.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name not in ("sticky_actions", "stop_reward"):
                 _check_number(name, getattr(self, name), low, high)
-        for name in ("learning_rate", "log_every"):
+        for name in ("learning_rate", "log_every", "env_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("end_of_life", "normalize_obs", "lr_decay", "cuda", "progress"):
+        for name in ("end_of_life", "normalize_obs", "lr_decay", "cuda", "deterministic", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -197,7 +205,10 @@ class Config:
     @staticmethod
     def from_json(text: str) -> Config:
         """Read `to_json`'s text; ValueError names an unknown field or a bad value."""
-        values: Any = json.loads(text)
+        try:
+            values: Any = json.loads(text)
+        except RecursionError:
+            raise ValueError("config must be a JSON object, got one nested too deeply") from None
         if not isinstance(values, dict):
             raise ValueError(f"config must be a JSON object, got {type(values).__name__}")
         names = {field.name for field in dataclasses.fields(Config)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,8 +22,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, available_cores
-from a2c.games import GameEnvs
+from a2c.games import GameEnvs, worker_error
 from a2c.snapshot import Resumable
+from a2c.watchdog import Watchdog
+
+START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
 
 
 def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
@@ -41,15 +44,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
     if config.backend == "sync":
         vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GameEnvs(vector, seeds, config.end_of_life)
-    with _workers_without_main():
-        vector = AsyncVectorEnv(
-            envs,
-            autoreset_mode=AutoresetMode.SAME_STEP,
-            copy=False,
-            context=_worker_context(),
-            max_concurrency=_concurrency(config),
-        )
-    return GameEnvs(vector, seeds, config.end_of_life)
+    return GameEnvs(_workers(config, envs), seeds, config.end_of_life, config.env_timeout)
 
 
 def checked_spec(config: Config) -> EnvSpec:
@@ -120,6 +115,25 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
     # The class shares one metadata dictionary between all instances.
     env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
     return env
+
+
+def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
+    """A process per environment; WorkerError when one of them fails to start."""
+    before = set(multiprocessing.active_children())
+    watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), lambda: {*multiprocessing.active_children()} - before)
+    try:
+        with _workers_without_main(), watchdog:
+            return AsyncVectorEnv(
+                envs,
+                autoreset_mode=AutoresetMode.SAME_STEP,
+                copy=False,
+                context=_worker_context(),
+                max_concurrency=_concurrency(config),
+            )
+    except (EOFError, OSError) as error:
+        raise worker_error(error, watchdog) from error
+    finally:
+        watchdog.close()
 
 
 def _concurrency(config: Config) -> int:

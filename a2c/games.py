@@ -20,7 +20,9 @@ transition exists. A lost life ends an episode for the learner and never resets 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -28,6 +30,11 @@ import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.async_vector_env import AsyncState
+
+from a2c.watchdog import Watchdog
+
+# gymnasium echoes a worker's traceback as warnings; the WorkerError that follows carries it.
+warnings.filterwarnings("ignore", message=r"\x1b\[[\d;]*mERROR: ")
 
 
 class Episode(NamedTuple):
@@ -39,16 +46,27 @@ class Episode(NamedTuple):
 
 
 class WorkerError(RuntimeError):
-    """An environment failed, or the process that ran it died; its vector environment is of no more use."""
+    """An environment failed, or the process that ran it died; its vector environment is of no more use.
+
+    The message is one line; `trace` is the environment's own traceback where there is one.
+    """
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 class GameEnvs(VectorWrapper):
     """Hide the backends' differences and count games from raw rewards (the contract above).
 
     Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
+    Every question to the environments ends: with an answer, or with WorkerError, after
+    `timeout` seconds at most where worker processes are asked.
     """
 
-    def __init__(self, env: VectorEnv, seeds: Sequence[int] | None = None, end_of_life: bool = False) -> None:
+    def __init__(
+        self, env: VectorEnv, seeds: Sequence[int] | None = None, end_of_life: bool = False, timeout: float = 60.0
+    ) -> None:
         super().__init__(env)
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
             raise ValueError(f"autoreset_mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
@@ -56,6 +74,7 @@ class GameEnvs(VectorWrapper):
             raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
         self.end_of_life = end_of_life
+        self.watchdog = Watchdog(timeout, lambda: env.processes) if isinstance(env, AsyncVectorEnv) else None
         self.broken = False  # an environment failed: nothing more may be asked of the others
         self.scores = np.zeros(self.num_envs, np.float64)  # [N] points of the running game
         self.lengths = np.zeros(self.num_envs, np.int64)  # [N] decisions of the running game
@@ -66,7 +85,8 @@ class GameEnvs(VectorWrapper):
         seed = self.seeds if seed is None else seed
         if isinstance(self.env, AtariVectorEnv) and isinstance(seed, list):
             seed = np.array(seed)
-        obs, info = self.env.reset(seed=seed, options=options)
+        with self._asking():
+            obs, info = self.env.reset(seed=seed, options=options)
         self.scores[:], self.lengths[:] = 0.0, 0
         self.lives = np.array(info.get("lives", self.lives))
         return obs, {}
@@ -83,14 +103,8 @@ class GameEnvs(VectorWrapper):
             raise ValueError(
                 f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
             )
-        try:
+        with self._asking():
             obs, raw_rewards, terminated, truncated, info = self.env.step(actions + self.single_action_space.start)
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self.broken = True
-            raise WorkerError("the process of an environment died (killed, or out of memory)") from error
-        except Exception as error:
-            self.broken = True
-            raise WorkerError(f"an environment failed: {type(error).__name__}: {error}") from error
         rewards = np.asarray(raw_rewards, np.float32)
         game_over = terminated | truncated
         self.scores += rewards
@@ -110,21 +124,35 @@ class GameEnvs(VectorWrapper):
         """The games as they stand, as plain values and arrays; None where the backend cannot tell (native)."""
         if not isinstance(self.env, AsyncVectorEnv | SyncVectorEnv):
             return None
-        try:
-            snapshots = list(self.env.get_attr("snapshot"))
-        except AttributeError:  # environments that were not made here
-            return None
+        with self._asking():
+            try:
+                snapshots = list(self.env.get_attr("snapshot"))
+            except AttributeError:  # environments that were not made here
+                return None
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the games of `state_dict`."""
-        self.env.set_attr("snapshot", state["snapshots"])
+        with self._asking():
+            self.env.set_attr("snapshot", state["snapshots"])
         self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"])
         self.lives = np.array(state["lives"])
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Whatever an environment, or the process that runs it, fails with becomes a WorkerError."""
+        try:
+            with self.watchdog or nullcontext():
+                yield
+        except Exception as error:
+            self.broken = True
+            raise worker_error(error, self.watchdog) from error
 
     def close(self, **kwargs: Any) -> None:
         """End the environments; worker processes that cannot be asked any more are killed."""
         vector = self.env
+        if self.watchdog is not None:
+            self.watchdog.close()
         if not isinstance(vector, AsyncVectorEnv) or not (self.broken or vector._state != AsyncState.DEFAULT):
             return vector.close(**kwargs)
         for process in vector.processes:
@@ -134,3 +162,14 @@ class GameEnvs(VectorWrapper):
         for pipe in filter(None, vector.parent_pipes):
             pipe.close()
         vector.closed = True
+
+
+def worker_error(error: Exception, watchdog: Watchdog | None) -> WorkerError:
+    """What happened, in one line, and the environment's traceback if it was the environment that failed."""
+    if watchdog is not None and watchdog.expired:
+        return WorkerError(f"an environment gave no answer within {watchdog.timeout:g} seconds")
+    if isinstance(error, EOFError | BrokenPipeError | ConnectionError):
+        return WorkerError("the process of an environment died (killed, or out of memory)")
+    trace = str(error) if "Traceback" in str(error) else ""
+    what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
+    return WorkerError(f"an environment failed: {what}", trace)

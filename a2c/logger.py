@@ -5,23 +5,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import time
 from collections import deque
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from tensorboardX import SummaryWriter
-from torch import nn
-
-from a2c.checkpoint import write_atomically
 from a2c.config import Config
+from a2c.files import CsvTable, EventFile, write_atomically
 from a2c.games import Episode
-from a2c.update import Update
+from a2c.learner import Learner
+from a2c.update import learning_rate
 
 METRICS = {
     "env_steps": "agent decisions summed over environments (count)",
@@ -51,17 +46,6 @@ METRICS = {
 }
 EPISODE_COLUMNS = ("env_steps", "seconds", "score", "length")
 WINDOW = 100  # games in the moving mean that people compare
-
-
-def run_directory(config: Config) -> Path:
-    """Where the run lives: a resumed one's, a new or empty one; ValueError where others' files lie."""
-    if config.resume is not None:
-        return config.resume
-    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    run_dir = config.run_dir or Path("runs") / name
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
-    return run_dir
 
 
 class Scores:
@@ -106,73 +90,89 @@ class Scores:
 
 
 class RunLogger:
-    """Writes the files of one run directory; rows are flushed as they are written.
+    """Writes the files of one run directory, row by row.
 
-    Create it after the environment workers: the TensorBoard writer starts a thread.
+    OSError of a refusing disk comes through; rows of the CSV files wait for the next call then,
+    TensorBoard misses points.
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
         """`keep_until`: on resume, drop rows beyond these env_steps, which will be lived again."""
-        self.run_dir = run_dir
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_dir / "config.json", lambda file: file.write(config.to_json().encode()))
-        self._metrics = _open_csv(run_dir / "metrics.csv", tuple(METRICS), keep_until)
-        self._episodes = _open_csv(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
-        self._board = SummaryWriter(
-            str(run_dir / "tensorboard"), flush_secs=10, purge_step=None if keep_until is None else keep_until + 1
-        )
+        self.run_dir, self.config = run_dir, config
+        write_atomically(run_dir / "config.json", config.to_json().encode())
+        self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)
+        self._episodes = CsvTable(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
+        self._board = EventFile(run_dir / "tensorboard", None if keep_until is None else keep_until + 1)
 
-    def episodes(self, env_steps: int, seconds: float, games: list[Episode]) -> None:
+    def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
         """One row of episodes.csv per finished game."""
-        writer = csv.writer(self._episodes)
-        for game in games:
-            writer.writerow((env_steps, f"{seconds:.2f}", f"{game.score:g}", game.length))
-        self._episodes.flush()
+        self._episodes.add([(env_steps, f"{seconds:.2f}", f"{game.score:g}", game.length) for game in games])
 
     def metrics(self, row: dict[str, float]) -> None:
         """One row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
-        text = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-        csv.DictWriter(self._metrics, tuple(METRICS)).writerow(text)
-        self._metrics.flush()
-        for name, value in row.items():
-            if name != "env_steps" and math.isfinite(value):
-                self._board.add_scalar(name, value, row["env_steps"])
+        values = [row.get(name, "") for name in METRICS]
+        self._metrics.add([[f"{value:.6g}" if isinstance(value, float) else value for value in values]])
+        points = {name: value for name, value in row.items() if name != "env_steps"}
+        self._board.add(int(row["env_steps"]), time.time(), points)
+
+    def rewind(self, env_steps: int) -> None:
+        """Drop the rows behind `env_steps`, which will be lived again."""
+        self._metrics.rewind(env_steps)
+        self._episodes.rewind(env_steps)
+        self._board.close()
+        self._board = EventFile(self.run_dir / "tensorboard", env_steps + 1)
+
+    def keep_directory(self) -> None:
+        """Make the directory again, with its config.json, where somebody has removed it."""
+        path = self.run_dir / "config.json"
+        if not path.exists():
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, self.config.to_json().encode())
 
     def close(self) -> None:
-        """Flush and close every file."""
-        self._metrics.close()
-        self._episodes.close()
+        """Write what waits and close every file; OSError where the disk refuses."""
+        for table in (self._metrics, self._episodes):
+            table.add([])
         self._board.close()
 
 
-def learning_metrics(update: Update, net: nn.Module, config: Config) -> dict[str, float]:
-    """Metrics of the newest update (host copies: call it once per logged row, not per update)."""
-    norm = float(update.grad_norm)
-    entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-    undo_clip = max(1.0, norm / config.max_grad_norm)
+class Meter:
+    """Wall time: of the whole run, and of its stages since the newest row."""
+
+    def __init__(self, seconds: float = 0.0, env_steps: int = 0) -> None:
+        """`seconds` and `env_steps` of earlier sessions."""
+        self._started = time.perf_counter() - seconds
+        self.begin_row(env_steps)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of training, earlier sessions included."""
+        return time.perf_counter() - self._started
+
+    @property
+    def row_seconds(self) -> float:
+        """Wall time since the newest row."""
+        return time.perf_counter() - self._row_began
+
+    def begin_row(self, env_steps: int) -> None:
+        """A row has been written at `env_steps`."""
+        self._row_began, self.row_steps = time.perf_counter(), env_steps
+        self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}
+
+
+def metrics_row(learner: Learner, scores: Scores, meter: Meter) -> dict[str, float]:
+    """All of METRICS as they stand; those of the newest update are missing while there is none."""
+    elapsed = meter.row_seconds
     return {
-        "advantage": float(update.loss.advantage),
-        "values": float(update.values),
-        "batch_rewards": float(update.returns),
-        "loss_entropy": -config.entropy_coef * float(update.loss.entropy),
-        "loss_policy": float(update.loss.policy),
-        "loss_value": float(update.loss.value),
-        "loss_total": float(update.loss.total),
-        "entropy": float(update.loss.entropy),
-        "ratio": float(update.loss.ratio),
-        "grad_l2": norm,
-        "grad_max": float(entries.abs().max()) * undo_clip,
-        "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
+        "env_steps": learner.env_steps,
+        "seconds": meter.seconds,
+        "updates": learner.updates,
+        "games": scores.games,
+        "reward": scores.newest,
+        "reward_100": scores.mean,
+        "best_reward_100": scores.best_mean,
+        "speed": (learner.env_steps - meter.row_steps) / elapsed,
+        "learning_rate": learning_rate(learner.config, learner.env_steps),
+        **{f"share_{stage}": seconds / elapsed for stage, seconds in meter.spent.items()},
+        **learner.metrics(),
     }
-
-
-def _open_csv(path: Path, columns: tuple[str, ...], keep_until: int | None) -> Any:
-    """Open a CSV file for appending, with its header; drop rows beyond `keep_until` env_steps."""
-    rows: list[list[str]] = []
-    if keep_until is not None and path.exists():
-        with open(path, newline="", encoding="utf-8") as old:
-            rows = [r for r in csv.reader(old) if len(r) == len(columns) and r[0].isdigit() and int(r[0]) <= keep_until]
-    text = io.StringIO()
-    csv.writer(text).writerows([columns, *rows])
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
-    return open(path, "a", newline="", encoding="utf-8")

@@ -7,6 +7,7 @@ No torch may enter this room.
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from typing import Any
 
@@ -20,7 +21,22 @@ PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)
 
 
 class Resumable(gym.Wrapper):
-    """Gives an environment the attribute `snapshot`, which can be read and set, also from another process."""
+    """Gives an environment the attribute `snapshot`, which can be read and set, also from another process.
+
+    An exception becomes a RuntimeError whose text is the traceback: nothing else crosses a pipe.
+    """
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(**kwargs)
+        except Exception:
+            raise RuntimeError(traceback.format_exc()) from None
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except Exception:
+            raise RuntimeError(traceback.format_exc()) from None
 
     @property
     def snapshot(self) -> Snapshot:

@@ -1,250 +1,239 @@
-"""The synchronous trainer: collect a rollout, learn it batch by batch, log, save."""
+"""The synchronous trainer: collect a rollout, learn it batch by batch, log, save, heal."""
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
-from a2c.batch import SlidingWindows
-from a2c.checkpoint import load_checkpoint, load_network, save_checkpoint
-from a2c.compute import Compute, refresh
+from a2c.checkpoint import check_belongs, load_checkpoint, load_network, loading
+from a2c.compute import Compute
 from a2c.config import Config
-from a2c.curve import draw_curve
-from a2c.display import Display, score
+from a2c.directory import make_lock, run_directory, take
+from a2c.display import score
 from a2c.envs import make_groups, probe_spaces
 from a2c.games import GameEnvs, WorkerError
-from a2c.logger import RunLogger, Scores, learning_metrics, run_directory
-from a2c.networks import make_network, resolve
+from a2c.learner import Learner
+from a2c.logger import Meter, Scores, metrics_row
+from a2c.networks import resolve
+from a2c.record import LATEST, Record
 from a2c.rollout import Collector, Rollout
 from a2c.signals import StopRequest, stop_on_signals
-from a2c.update import Batch, Update, learn, learning_rate, make_optimizer
 
-LATEST, BEST = "latest.pt", "best.pt"
-COUNTERS = ("env_steps", "updates", "seconds", "saved_best", "learning")  # plain values that a checkpoint holds
-NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
+SNAPSHOT_EVERY = 25  # rollouts between two states in memory, to which a run goes back when a worker dies
+DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
 
 class Trainer:
     """One training run; `run()` plays it to its end and returns the process's exit code.
 
-    Refusals come in the constructor, before a worker starts: ValueError or its CheckpointError.
+    Refusals come before a worker starts: ValueError or its CheckpointError.
     """
 
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
+        self.lock = make_lock(self.run_dir)
         self.input_shape, self.n_actions = probe_spaces(config)
         config = self.config = resolve(config, self.input_shape)
         self.compute = Compute(config)
-        torch.manual_seed(config.seed)
-        self.net = make_network(config, self.input_shape, self.n_actions)
-        self.twin = self.compute.working_copy(self.net)
-        self.optimizer = make_optimizer(self.net, config)
-        self.windows = SlidingWindows(
-            config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
-        )
+        self.learner = Learner(config, self.input_shape, self.n_actions, self.compute)
         self.scores = Scores()
-        self.env_steps = self.updates = 0
-        self.seconds = 0.0  # wall time of training, earlier sessions included
-        self.newest: Update | None = None
-        self.learning: dict[str, float] = {}  # metrics of the newest update
-        self.groups: list[GameEnvs] = []
-        self.logger: RunLogger | None = None
-        self.display: Display | None = None
-        self.row: dict[str, float] = {}  # the newest row of metrics
-        self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}  # seconds since that row
         self.saved_best = -math.inf  # mean score of the policy in best.pt
-        self.games_go_on = False  # a resumed run took up its games where they were
+        self.groups: list[GameEnvs] = []
+        self.record: Record | None = None
+        self.row: dict[str, float] = {}  # the newest row of metrics
+        self.meter = Meter()
+        self.rollouts = 0  # since the newest snapshot
+        self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the last failure
         self.stop = StopRequest()
-        self.checkpoint = self._restore() if config.resume else None
+        self.resumed = self._read_checkpoint() if config.resume else None
 
     def run(self) -> int:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
 
-        Raises WorkerError when an environment fails (all that was learned is saved first) and
-        FloatingPointError when the gradient is no number (the last checkpoint stays).
+        Raises ValueError when another process holds the directory; WorkerError when an environment
+        fails again and again, FloatingPointError when a gradient is no number, OSError when the last
+        checkpoint could not be written.
         """
         with stop_on_signals(self.stop):
             try:
+                self.claim()
                 self.start()
-                self._open_log()
-                while not self._outcome():
-                    rollout = self.advance()
-                    self._count(rollout)
-                    self._log_and_save()
-                self._log_and_save(last=True)
-            except WorkerError:
-                self._log_and_save(last=True)
-                if not self.stop:  # a signal to the whole process group ends the workers too
-                    raise
+                self._open_record()
+                while not self._over():
+                    try:
+                        self._count(self.advance())
+                        self._log_and_save()
+                    except WorkerError as error:
+                        self._heal(error)
             finally:
                 self.close()
-            self._report()
+            self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
         return 128 + self.stop.number if self.stop else 0
+
+    def claim(self) -> None:
+        """Make the run directory and keep other processes out; ValueError where that cannot be."""
+        take(self.lock)
 
     def advance(self) -> Rollout:
         """The algorithm: collect a rollout with the policy as it is, then learn it."""
         rollout = self.collector.collect()
         began = time.perf_counter()
-        self.learn(rollout)
-        self._observe(rollout.obs[::NORMALIZER_STRIDE])
-        self.env_steps += len(rollout)
-        self.spent["learn"] += time.perf_counter() - began
-        self.spent["env"] += self.collector.env_seconds
-        self.spent["act"] += self.collector.act_seconds
+        self.learner.learn(rollout)
+        self.rollouts += 1
+        self.meter.spent["learn"] += time.perf_counter() - began
+        self.meter.spent["env"] += self.collector.env_seconds
+        self.meter.spent["act"] += self.collector.act_seconds
         return rollout
-
-    def learn(self, rollout: Rollout) -> None:
-        """One optimiser step on each batch of the rollout."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, self.env_steps)
-        for i, batch in enumerate(self._batches(rollout)):
-            moved = i > 0  # the policy is no longer the one that acted
-            self.newest = learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, moved)
-            self.updates += 1
-        if self.newest is not None and not math.isfinite(self.newest.grad_norm):
-            raise FloatingPointError(
-                f"the gradient's norm is {float(self.newest.grad_norm)} at update {self.updates} "
-                f"(loss {float(self.newest.loss.total)}); the last checkpoint is kept: try a lower learning_rate"
-            )
 
     def start(self) -> None:
         """Start the environments and the collector."""
         if self.groups:
             raise RuntimeError("a Trainer runs once; make another one")
-        config, compute, state = self.config, self.compute, self.checkpoint
-        self.groups = make_groups(config, compute.env_groups, compute.threads_per_group, self.env_steps)
-        steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, self.twin, steps, compute, config.seed + self.env_steps)
-        if state is None:
-            self._observe(self.collector.buffers.next_obs[None])
-        else:
-            self.games_go_on = self.collector.load_state_dict(state["collector"])
+        self.games_go_on = self._start_games(self.resumed)
+        if self.resumed is None:
+            self.learner.observe(self.collector.buffers.next_obs[None])
+        self._remember()
 
     def close(self) -> None:
-        """End threads, environments, files and display, each whatever becomes of the others."""
+        """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
-            for part in (self.display, self.logger, *self.groups, self.compute):
+            closing.callback(self.lock.release, force=True)
+            for part in (self.record, *self.groups, self.compute):
                 if part is not None:
                     closing.callback(part.close)
 
-    def _batches(self, rollout: Rollout) -> Iterable[Batch]:
-        if self.config.sliding_batch:
-            return self.windows.push(rollout)
-        return rollout.split(self.config.batches_per_rollout)
+    def _start_games(self, state: dict[str, Any] | None) -> bool:
+        """New environments and a collector; True where they go on with the games of `state`."""
+        config, compute, env_steps = self.config, self.compute, self.learner.env_steps
+        self.groups = make_groups(config, compute.env_groups, compute.threads_per_group, env_steps)
+        steps = 1 if config.sliding_batch else config.rollout_steps
+        self.collector = Collector(self.groups, self.learner.twin, steps, compute, config.seed + env_steps)
+        return state is not None and self.collector.load_state_dict(state["collector"])
 
-    def _observe(self, obs: torch.Tensor) -> None:
-        """Feed the newest frames of `obs [T, N, 4, H, W]` to the normaliser, if there is one."""
-        if self.net.normalizer is not None:
-            self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
+    def _heal(self, error: WorkerError) -> None:
+        """Go back to the newest snapshot and start the environments anew: what a resumed run does.
+
+        WorkerError, with the state of the snapshot saved, when that was in vain too often.
+        """
+        while not self.stop:  # a signal to the whole process group ends the workers too
+            self.restarts = 1 if self.learner.env_steps > self.failed_at else self.restarts + 1
+            self.failed_at = max(self.failed_at, self.learner.env_steps)
+            for envs in self.groups:
+                envs.close()
+            state = copy.deepcopy(self.snapshot)
+            self._load(state)
+            self.record.rewind(self.learner.env_steps)
+            self.meter.begin_row(self.learner.env_steps)
+            if self.restarts > self.config.max_worker_restarts:
+                self._finish(state)
+                raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
+            try:
+                same = self._start_games(state)
+            except WorkerError as again:
+                error = again
+                continue
+            games = "the same games go on" if same else "every environment starts a new game"
+            tries = f"(try {self.restarts} of {self.config.max_worker_restarts})"
+            self.record.say(f"{error}: started again at {self.learner.env_steps:,} env_steps, {games} {tries}")
+            return
+
+    def _over(self) -> bool:
+        """True once the run has come to its end and is saved."""
+        if not self._outcome():
+            return False
+        try:
+            self._finish()
+        except WorkerError as error:  # the games of the last checkpoint are gone: play the end again
+            self._heal(error)
+            return self._over()
+        return True
 
     def _outcome(self) -> str:
         """Why the run is over, or an empty text while it is not."""
-        target = self.config.target_score
+        target, env_steps = self.config.target_score, self.learner.env_steps
         if self.stop:
             return f"stopped by {self.stop.name}"
         if target is not None and self.scores.full and self.scores.mean >= target:
             return f"reached a mean score of {score(self.scores.mean)}"
-        if self.config.stop_after and self.env_steps >= self.config.stop_after:
-            return f"stopped after {self.env_steps:,} env_steps"
-        return "all environment steps played" if self.env_steps >= self.config.total_env_steps else ""
+        if self.config.stop_after and env_steps >= self.config.stop_after:
+            return f"stopped after {env_steps:,} env_steps"
+        return "all environment steps played" if env_steps >= self.config.total_env_steps else ""
 
-    def _open_log(self) -> None:
-        """Logger and display; they start threads, so they come after the worker processes."""
-        resumed = self.checkpoint is not None
-        self.logger = RunLogger(self.run_dir, self.config, self.env_steps if resumed else None)
-        self.display = Display(self.config)
+    def _open_record(self) -> None:
+        resumed, env_steps = self.resumed is not None, self.learner.env_steps
+        self.record = Record(self.run_dir, self.config, env_steps if resumed else None)
         if resumed:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
-            self.display.say(f"resumed at {self.env_steps:,} env_steps; {games}")
+            self.record.say(f"resumed at {env_steps:,} env_steps; {games}")
         if self.config.cuda and self.compute.device.type != "cuda":
-            self.display.say("--cuda: torch finds no GPU here, so this run uses the CPU")
-        self.started = time.perf_counter() - self.seconds
-        self.saved_at = self.env_steps
-        self._begin_row()
-
-    def _begin_row(self) -> None:
-        self.row_began, self.row_steps = time.perf_counter(), self.env_steps
-        self.spent = dict.fromkeys(self.spent, 0.0)
+            self.record.say("--cuda: torch finds no GPU here, so this run uses the CPU")
+        self.meter = Meter(self.resumed["seconds"] if resumed else 0.0, env_steps)
 
     def _count(self, rollout: Rollout) -> None:
-        self.seconds = time.perf_counter() - self.started
         self.scores.add(game.score for game in rollout.episodes)
-        self.logger.episodes(self.env_steps, self.seconds, rollout.episodes)
+        self.record.episodes(self.learner.env_steps, self.meter.seconds, rollout.episodes)
 
-    def _log_and_save(self, last: bool = False) -> None:
-        """Write a row of metrics and a checkpoint when they are due or, at the end, when they are missing."""
-        row_due = last or time.perf_counter() - self.row_began >= self.config.log_every
-        if row_due and self.env_steps > self.row_steps:
-            self.row = self._row()
-            self.logger.metrics(self.row)
-            self.display.show(self.row)
-            self._begin_row()
-        distance = self.env_steps - self.saved_at
+    def _log_and_save(self, last: bool = False, state: dict[str, Any] | None = None) -> bool:
+        """Write a row and a checkpoint (of `state`) when they are due, at the end when missing; False if not saved."""
+        env_steps = self.learner.env_steps
+        due = last or self.meter.row_seconds >= self.config.log_every
+        if due and env_steps > self.meter.row_steps:
+            self.row = metrics_row(self.learner, self.scores, self.meter)
+            self.record.metrics(self.row, self.n_actions)
+            self.meter.begin_row(env_steps)
+        distance = env_steps - self.record.saved_at
         if distance >= self.config.checkpoint_every or (last and distance):
-            self._save()
+            return self._save(state or self._remember())
+        if self.rollouts >= SNAPSHOT_EVERY and not last:
+            self._remember()
+        return True
 
-    def _row(self) -> dict[str, float]:
-        elapsed = time.perf_counter() - self.row_began
-        return {
-            "env_steps": self.env_steps,
-            "seconds": self.seconds,
-            "updates": self.updates,
-            "games": self.scores.games,
-            "reward": self.scores.newest,
-            "reward_100": self.scores.mean,
-            "best_reward_100": self.scores.best_mean,
-            "speed": (self.env_steps - self.row_steps) / elapsed,
-            "learning_rate": learning_rate(self.config, self.env_steps),
-            **{f"share_{stage}": seconds / elapsed for stage, seconds in self.spent.items()},
-            **self._learning_metrics(),
-        }
+    def _finish(self, state: dict[str, Any] | None = None) -> None:
+        """The last row and checkpoint (of `state`); waits for a disk that refuses it."""
+        end = time.perf_counter() + DISK_PATIENCE
+        while not self._log_and_save(last=True, state=state):
+            if time.perf_counter() > end:
+                raise OSError(f"the last checkpoint could not be written to {self.run_dir}")
+            time.sleep(0.5)
 
-    def _learning_metrics(self) -> dict[str, float]:
-        """Metrics of the newest update, of an earlier session's where this one has none yet."""
-        if self.newest is not None:
-            self.learning = learning_metrics(self.newest, self.net, self.config)
-        return self.learning
-
-    def _save(self) -> None:
-        self._learning_metrics()
-        is_best = self.scores.full and self.scores.mean > self.saved_best
-        self.saved_best = self.scores.mean if is_best else self.saved_best
+    def _remember(self) -> dict[str, Any]:
+        """A copy of everything that the run goes on from."""
         state = {
             "config": self.config.to_json(),
             "input_shape": list(self.input_shape),
             "n_actions": self.n_actions,
-            "network": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **self.learner.state_dict(),
             "collector": self.collector.state_dict(),
-            "windows": self.windows.state_dict(),
             "scores": self.scores.state_dict(),
-            **{name: getattr(self, name) for name in COUNTERS},
+            "saved_best": self.saved_best,
+            "seconds": self.meter.seconds,
         }
-        for name in (BEST, LATEST) if is_best else (LATEST,):
-            save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
-        self.saved_at = self.env_steps
+        self.snapshot, self.rollouts = copy.deepcopy(state), 0
+        return self.snapshot
 
-    def _restore(self) -> dict[str, Any]:
-        """Take over what the newest checkpoint holds; its generators wait for the collector."""
-        path = self.run_dir / LATEST
-        state = load_checkpoint(path)
-        load_network(self.net, state, path)
-        refresh(self.twin, self.net)
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # the flags of this run hold, not those of the last
-            group["eps"] = self.config.adam_eps
-        self.windows.load_state_dict(state["windows"])
+    def _save(self, state: dict[str, Any]) -> bool:
+        is_best = self.scores.full and self.scores.mean > self.saved_best
+        best = self.scores.mean if is_best else self.saved_best
+        saved = self.record.save({**state, "saved_best": best}, is_best)
+        self.saved_best = best if saved else self.saved_best
+        return saved
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Go back to `state`, but for the games."""
+        self.learner.load_state_dict(state)
         self.scores.load_state_dict(state["scores"])
-        for name in COUNTERS:
-            setattr(self, name, state[name])
-        return state
+        self.saved_best = state["saved_best"]
 
-    def _report(self) -> None:
-        """Draw the curve and print the table that ends a run."""
-        draw_curve(self.run_dir, f"{self.config.env}, seed {self.config.seed}", self.config.target_score)
-        self.display.summary(self.row or self._row(), self._outcome(), self.run_dir)
+    def _read_checkpoint(self) -> dict[str, Any]:
+        path = self.run_dir / LATEST
+        if self.run_dir.is_dir():
+            take(self.lock)  # nobody else may write a newer one meanwhile
+        state = load_checkpoint(path)
+        with loading(path):
+            check_belongs(state, self.config, path)
+            load_network(self.learner.net, state, path)
+            self._load(state)
+        return state

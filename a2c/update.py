@@ -113,3 +113,24 @@ def _gradients(
     gradients = torch.autograd.grad(loss.total * share, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
     return gradients, detached, returns.mean(), values.detach().float().mean()
+
+
+def learning_metrics(update: Update, net: nn.Module, config: Config) -> dict[str, float]:
+    """Metrics of the newest update (host copies: call it once per logged row, not per update)."""
+    norm = float(update.grad_norm)
+    entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    undo_clip = max(1.0, norm / config.max_grad_norm)
+    return {
+        "advantage": float(update.loss.advantage),
+        "values": float(update.values),
+        "batch_rewards": float(update.returns),
+        "loss_entropy": -config.entropy_coef * float(update.loss.entropy),
+        "loss_policy": float(update.loss.policy),
+        "loss_value": float(update.loss.value),
+        "loss_total": float(update.loss.total),
+        "entropy": float(update.loss.entropy),
+        "ratio": float(update.loss.ratio),
+        "grad_l2": norm,
+        "grad_max": float(entries.abs().max()) * undo_clip,
+        "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
+    }

@@ -107,9 +107,9 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
         generator = torch.Generator(trainer.compute.device).manual_seed(0)
         for rollout in rollouts:
             for obs in rollout.obs[:, mine]:
-                logits, _ = trainer.twin(obs)
+                logits, _ = trainer.learner.twin(obs)
                 sample(logits.float(), generator)[0].cpu()
-            trainer.twin(rollout.next_obs[mine])
+            trainer.learner.twin(rollout.next_obs[mine])
 
     trainer.compute.map(play, columns)
     return sum(len(rollout) for rollout in rollouts)
@@ -118,7 +118,7 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
 def replay(trainer: Trainer, rollouts: Sequence[Rollout]) -> int:
     """Learn the recorded rollouts again."""
     for rollout in rollouts:
-        trainer.learn(rollout)
+        trainer.learner.learn(rollout)
     return sum(len(rollout) for rollout in rollouts)
 
 

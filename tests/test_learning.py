@@ -63,4 +63,4 @@ def test_cartpole_is_learned(tmp_path, seed=0):
     )
     trainer = Trainer(config)
     assert trainer.run() == 0
-    assert trainer.scores.best_mean >= 195.0 and trainer.env_steps < 300_000
+    assert trainer.scores.best_mean >= 195.0 and trainer.learner.env_steps < 300_000

@@ -79,7 +79,17 @@ def test_two_rollouts_equal_one_long(compute):
     long = collector(compute, counting_envs(3, 4, ends="truncated"), steps=8).collect()
     halves = collector(compute, counting_envs(3, 4, ends="truncated"), steps=4)
     first, second = kept(halves.collect()), kept(halves.collect())
-    for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "next_values", "log_probs"):
+    for name in (
+        "obs",
+        "actions",
+        "rewards",
+        "terminated",
+        "truncated",
+        "starts",
+        "values",
+        "next_values",
+        "log_probs",
+    ):
         joined = torch.cat([getattr(first, name), getattr(second, name)])
         assert torch.equal(joined, getattr(long, name)), name
     assert torch.equal(second.next_obs, long.next_obs)

@@ -1,0 +1,107 @@
+"""What learns: a network, its optimiser, and the account of what they have seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from a2c.batch import SlidingWindows
+from a2c.compute import Compute, refresh
+from a2c.config import Config
+from a2c.networks import make_network
+from a2c.rollout import Rollout
+from a2c.update import Batch, Update, learn, learning_metrics, learning_rate, make_optimizer
+
+NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
+
+
+class Learner:
+    """Turns rollouts into a better policy.
+
+    `net` holds the parameters; `twin`, its working copy, acts and learns (see
+    `Compute.working_copy`). `env_steps` and `updates` count what was learned from.
+    """
+
+    def __init__(self, config: Config, input_shape: tuple[int, ...], n_actions: int, compute: Compute) -> None:
+        self.config, self.compute = config, compute
+        torch.manual_seed(config.seed)
+        self.net = make_network(config, input_shape, n_actions)
+        self.twin = compute.working_copy(self.net)
+        self.optimizer = make_optimizer(self.net, config)
+        self.windows = SlidingWindows(
+            config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
+        )
+        self.env_steps = self.updates = 0
+        self.newest: Update | None = None
+        self._metrics: dict[str, float] = {}  # of an earlier session's newest update
+
+    def learn(self, rollout: Rollout) -> None:
+        """One optimiser step on each batch of the rollout, then the pixel statistics.
+
+        Raises FloatingPointError when a gradient is no number; the network is of no more use then.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.env_steps)
+        done: list[Update] = []
+        for batch in self._batches(rollout):
+            moved = bool(done)  # the policy is no longer the one that acted
+            done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, moved))
+        self._check(done)
+        self.newest = done[-1] if done else self.newest
+        self.updates += len(done)
+        self.observe(rollout.obs[::NORMALIZER_STRIDE])
+        self.env_steps += len(rollout)
+
+    def observe(self, obs: torch.Tensor) -> None:
+        """Feed the newest frames of `obs [T, N, 4, H, W]` to the normaliser, if there is one."""
+        if self.net.normalizer is not None:
+            self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the newest update, of an earlier session's where this one has none yet; empty before the first."""
+        if self.newest is not None:
+            self._metrics = learning_metrics(self.newest, self.net, self.config)
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next `learn` depends on; tensors and lists are the live ones."""
+        return {
+            "network": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "windows": self.windows.state_dict(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "learning": self.metrics(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.net.load_state_dict(state["network"])
+        refresh(self.twin, self.net)
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the flags of this run hold, not those of the last
+            group["eps"] = self.config.adam_eps
+        self.windows.load_state_dict(state["windows"])
+        self.env_steps, self.updates = state["env_steps"], state["updates"]
+        self.newest, self._metrics = None, state["learning"]
+
+    def _batches(self, rollout: Rollout) -> Iterable[Batch]:
+        if self.config.sliding_batch:
+            return self.windows.push(rollout)
+        return rollout.split(self.config.batches_per_rollout)
+
+    def _check(self, done: list[Update]) -> None:
+        """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""
+        if not done or bool(torch.stack([update.grad_norm for update in done]).isfinite().all()):
+            return
+        for number, update in enumerate(done, start=self.updates + 1):
+            terms = {f"{name} loss": getattr(update.loss, name) for name in ("policy", "value", "total")}
+            for name, value in {**terms, "gradient's norm": update.grad_norm}.items():
+                if not math.isfinite(value):
+                    raise FloatingPointError(
+                        f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
+                        "try a lower learning_rate"
+                    )

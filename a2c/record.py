@@ -1,0 +1,96 @@
+"""What a run leaves behind and shows: rows, checkpoints, messages. A disk that refuses does not end the run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from a2c.checkpoint import save_checkpoint
+from a2c.config import Config
+from a2c.curve import draw_curve
+from a2c.display import Display
+from a2c.games import Episode
+from a2c.logger import RunLogger
+
+LATEST, BEST = "latest.pt", "best.pt"
+DISK_RETRY = 5.0  # seconds between two tries to save where the disk refused
+COLLAPSED = 0.05  # share of log A under which a policy's entropy is worth a warning
+
+
+class Record:
+    """The files of a run directory and the display, behind one door.
+
+    Where the disk is full, read-only or gone, one message says so; rows wait in memory and the
+    checkpoint is tried again.
+    """
+
+    def __init__(self, run_dir: Path, config: Config, resumed_at: int | None) -> None:
+        """`resumed_at`: env_steps at which a resumed run goes on; rows behind them are dropped."""
+        self.run_dir, self.config = run_dir, config
+        self.display = Display(config)
+        self.logger = RunLogger(run_dir, config, resumed_at)
+        self.saved_at = resumed_at or 0  # env_steps of the newest checkpoint
+        self.said: set[str] = set()
+        self.retry_at = 0.0  # when to try a disk again that has refused
+
+    def say(self, text: str, once: bool = False) -> None:
+        """One line for the person who watches; `once`: not again in this run."""
+        if not (once and text in self.said):
+            self.said.add(text)
+            self.display.say(text)
+
+    def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
+        """A row per finished game."""
+        self._attempt(lambda: self.logger.episodes(env_steps, seconds, games))
+
+    def metrics(self, row: dict[str, float], n_actions: int) -> None:
+        """A row of METRICS, written and shown; a warning where the policy has stopped exploring."""
+        self._attempt(lambda: self.logger.metrics(row))
+        self.display.show(row)
+        if row.get("entropy", math.inf) < COLLAPSED * math.log(max(n_actions, 2)):
+            self.say(
+                f"the policy's entropy has fallen under {COLLAPSED:.0%} of a uniform policy's: it hardly explores any "
+                "more; if the score is poor, try a higher entropy_coef or a lower learning_rate",
+                once=True,
+            )
+
+    def save(self, state: dict[str, Any], is_best: bool) -> bool:
+        """Write latest.pt, and best.pt where `is_best`; False where the disk refuses or has just refused."""
+
+        def write() -> None:
+            self.logger.keep_directory()
+            for name in (BEST, LATEST) if is_best else (LATEST,):
+                save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
+
+        if time.perf_counter() < self.retry_at or not self._attempt(write):
+            return False
+        self.saved_at = state["env_steps"]
+        return True
+
+    def rewind(self, env_steps: int) -> None:
+        """Drop the rows behind `env_steps`, which will be lived again."""
+        self._attempt(lambda: self.logger.rewind(env_steps))
+
+    def report(self, row: dict[str, float], outcome: str) -> None:
+        """Draw the curve and print the table that ends a run."""
+        title = f"{self.config.env}, seed {self.config.seed}"
+        self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
+        self.display.summary(row, outcome, self.run_dir)
+
+    def close(self) -> None:
+        """Write what waits, close the files, give the terminal back."""
+        self._attempt(self.logger.close)
+        self.display.close()
+
+    def _attempt(self, write: Callable[[], object]) -> bool:
+        try:
+            write()
+        except OSError as error:
+            reason = error.strerror or error
+            self.say(f"cannot write to {self.run_dir}: {reason}; the run goes on and tries again", once=True)
+            self.retry_at = time.perf_counter() + DISK_RETRY
+            return False
+        return True

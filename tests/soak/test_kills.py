@@ -1,0 +1,109 @@
+"""Hundreds of kills, none of which may cost anything. Minutes long: `pytest -m soak -s tests/soak`.
+
+`A2C_SOAK_KILLS` sets the number of kills of each test (200).
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import a2c
+from a2c import trainer
+from a2c.checkpoint import load_checkpoint
+from a2c.cli import parse_config
+from a2c.trainer import Trainer
+
+pytestmark = pytest.mark.soak
+KILLS = int(os.environ.get("A2C_SOAK_KILLS", "200"))
+TRAIN_PY = Path(a2c.__file__).parent.parent / "train.py"
+FLAGS = ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2", "--no-progress"]
+ROLLOUT = 16 * 20
+PARTS = ("network", "optimizer", "collector", "scores", "windows", "updates")
+
+
+def same(a, b):
+    """Equal in every number of nested values."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return bool((a == b).all()) if hasattr(a, "shape") else a == b
+
+
+def undisturbed(run_dir, env_steps):
+    assert Trainer(parse_config([*FLAGS, "--total-env-steps", str(env_steps), "--run-dir", str(run_dir)])).run() == 0
+    return load_checkpoint(run_dir / "latest.pt")
+
+
+def test_killing_the_trainer_at_any_moment_costs_nothing(tmp_path):
+    """Kill -9 at random moments of a run that saves all the time, resume, and so on; then compare."""
+    draw, run_dir = random.Random(0), tmp_path / "run"
+    total = KILLS * 40 * ROLLOUT  # more than all the kills leave time for
+    saves = ["--total-env-steps", str(total), "--checkpoint-every", "1"]
+    killed = during_a_save = 0
+    while killed < KILLS:
+        begun = (run_dir / "latest.pt").exists()
+        where = ["--resume", str(run_dir)] if begun else [*FLAGS, *saves, "--run-dir", str(run_dir)]
+        if not begun and run_dir.exists():
+            for path in sorted(run_dir.rglob("*"), reverse=True):  # killed before its first checkpoint
+                path.rmdir() if path.is_dir() else path.unlink()
+        run = subprocess.Popen([sys.executable, str(TRAIN_PY), *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert run.stdout.readline().startswith(b"run directory"), run.stderr.read()
+        time.sleep(draw.uniform(0.0, 2.5))
+        tree = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        killed += 1
+        during_a_save += (run_dir / "latest.pt.tmp").exists()
+        _, alive = psutil.wait_procs(tree, timeout=5)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], "a worker lives on"
+        if (run_dir / "latest.pt").exists():
+            load_checkpoint(run_dir / "latest.pt")
+    state = load_checkpoint(run_dir / "latest.pt")
+    print(f"\n{killed} kills of the trainer, {during_a_save} inside a save, at {state['env_steps']} env_steps")
+    straight = tmp_path / "straight"
+    flags = [*FLAGS, "--total-env-steps", str(total), "--stop-after", str(state["env_steps"])]
+    assert Trainer(parse_config([*flags, "--run-dir", str(straight)])).run() == 0
+    expected = load_checkpoint(straight / "latest.pt")
+    for part in PARTS:
+        assert same(expected[part], state[part]), part
+
+
+def test_killing_workers_at_any_moment_costs_nothing(tmp_path, monkeypatch):
+    """Kill -9 of random workers of one run at random moments; the end equals an undisturbed run's."""
+    monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 2)
+    draw, over, kills = random.Random(1), threading.Event(), []
+    env_steps = KILLS * 6 * ROLLOUT
+    flags = ["--total-env-steps", str(env_steps), "--max-worker-restarts", "1000"]
+    run = Trainer(parse_config([*FLAGS, *flags, "--run-dir", str(tmp_path / "run")]))
+
+    def kill():
+        while not over.wait(draw.uniform(0.2, 1.5)):
+            workers = [p for envs in list(run.groups) for p in getattr(envs.env, "processes", []) if p.is_alive()]
+            if workers and run.record is not None and len(kills) < KILLS:
+                os.kill(draw.choice(workers).pid, signal.SIGKILL)
+                kills.append(run.learner.env_steps)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        assert run.run() == 0
+    finally:
+        over.set()
+        thread.join()
+    state, expected = load_checkpoint(tmp_path / "run" / "latest.pt"), undisturbed(tmp_path / "straight", env_steps)
+    print(f"\n{len(kills)} kills of workers in {env_steps} env_steps")
+    for part in PARTS:
+        assert same(expected[part], state[part]), part
+    assert len(kills) >= min(KILLS, 20)

@@ -1,0 +1,224 @@
+"""A disk that is full, read-only or gone, and a run directory that two processes want."""
+
+import csv
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from test_trainer import TINY, rows, tiny
+
+from a2c import cli, record, trainer
+from a2c.checkpoint import load_checkpoint
+from a2c.directory import make_lock, take
+from a2c.files import CsvTable, EventFile
+from a2c.trainer import Trainer
+
+FULL = "/dev/full"  # every write to it fails with ENOSPC
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    monkeypatch.setattr(record, "DISK_RETRY", 0.0)
+
+
+def disturbed(run_dir, disturb, at=2, **changes):
+    """A run of 480 decisions, `disturb()` called behind its rollout number `at`; the trainer and its exit code."""
+    run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
+    advance, calls = run.advance, []
+
+    def advance_and_disturb():
+        rollout = advance()
+        calls.append(1)
+        if len(calls) == at:
+            disturb()
+        return rollout
+
+    run.advance = advance_and_disturb
+    return run, run.run()
+
+
+def test_rows_wait_while_the_disk_is_full(tmp_path):
+    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
+    table.add([(1, 2.0)])
+    (tmp_path / "table.csv").rename(tmp_path / "kept.csv")
+    (tmp_path / "table.csv").symlink_to(FULL)
+    for env_steps in (2, 3):
+        with pytest.raises(OSError, match="No space left"):
+            table.add([(env_steps, 4.0)])
+    (tmp_path / "kept.csv").replace(tmp_path / "table.csv")
+    table.add([(4, 5.0)])
+    assert [row["env_steps"] for row in rows(tmp_path / "table.csv")] == ["1", "2", "3", "4"]
+
+
+def test_a_nearly_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
+    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
+    table.add([(1, 2.0)])
+    real = open
+
+    class Nearly:
+        """A file that takes three bytes and then no more."""
+
+        def __init__(self, *args, **kwargs):
+            self.file, self.room = real(*args, **kwargs), 3
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            self.room = 0
+            return self.file.write(content[:3])
+
+    monkeypatch.setattr("builtins.open", Nearly)
+    with pytest.raises(OSError, match="No space left"):
+        table.add([(222, 3.0)])
+    monkeypatch.undo()
+    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0"]
+    table.add([])
+    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "222,3.0"]
+
+
+def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+
+    def fill():
+        for name in ("metrics.csv", "episodes.csv"):
+            (run_dir / name).rename(tmp_path / name)
+            (run_dir / name).symlink_to(FULL)
+        (run_dir / "latest.pt.tmp").symlink_to(FULL)
+        threading.Timer(0.05, empty).start()
+
+    def empty():
+        for name in ("metrics.csv", "episodes.csv"):
+            (tmp_path / name).replace(run_dir / name)
+
+    run, code = disturbed(run_dir, fill, total_env_steps=4000)
+    assert code == 0
+    assert capsys.readouterr().out.count("cannot write to") == 1
+    written = [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")]
+    assert written == list(range(80, 4001, 80))
+    assert len(rows(run_dir / "episodes.csv")) == run.scores.games
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 4000
+
+
+def test_a_directory_that_vanishes_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    _, code = disturbed(run_dir, lambda: shutil.rmtree(run_dir))
+    assert code == 0
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 480
+    assert cli.train(["--resume", str(run_dir), "--total-env-steps", "560"]) == 0
+    assert "resumed at 480" in capsys.readouterr().out
+
+
+def test_a_disk_that_never_takes_the_last_checkpoint_ends_the_run_with_one_line(tmp_path, monkeypatch, capsys):
+    def refuse(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(record, "save_checkpoint", refuse)
+    monkeypatch.setattr(trainer, "DISK_PATIENCE", 0.2)
+    assert cli.train([*TINY, "--total-env-steps", "160", "--run-dir", str(tmp_path / "run")]) == 1
+    out, err = capsys.readouterr()
+    assert out.count(f"cannot write to {tmp_path / 'run'}: Read-only file system") == 1
+    assert err == f"error: the last checkpoint could not be written to {tmp_path / 'run'}\n"
+
+
+def test_a_run_waits_for_the_disk_at_its_end(tmp_path, monkeypatch):
+    save, refusals = record.save_checkpoint, []
+
+    def refuse_twice(*args, **kwargs):
+        refusals.append(1)
+        if len(refusals) < 3:
+            raise OSError(28, "No space left on device")
+        save(*args, **kwargs)
+
+    monkeypatch.setattr(record, "save_checkpoint", refuse_twice)
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 80 and len(refusals) == 3
+
+
+def test_tensorboard_reads_what_the_event_file_holds(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    file = EventFile(tmp_path / "board", first_step=40)
+    file.add(50, 1.0, {"reward": 2.5, "nothing": float("nan")})
+    file.close()
+    content = next((tmp_path / "board").iterdir()).read_bytes()
+    events, at = [], 0
+    while at < len(content):  # length, checksum, event, checksum
+        length = int.from_bytes(content[at : at + 8], "little")
+        events.append(Event.FromString(content[at + 12 : at + 12 + length]))
+        at += 16 + length
+    assert events[0].file_version == "brain.Event:2"
+    assert events[1].step == 40 and events[1].session_log.status == 1
+    (value,) = events[2].summary.value
+    assert (events[2].step, value.tag, value.simple_value) == (50, "reward", 2.5)
+    assert len(events) == 3
+
+
+def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_path, capsys):
+    assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0
+    before = (tmp_path / "run" / "latest.pt").read_bytes()
+    hold = (
+        "import sys, time; from pathlib import Path; from a2c.directory import *; lock = make_lock(Path(sys.argv[1]))\n"
+    )
+    hold += "take(lock); print('held', flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
+    capsys.readouterr()
+    resume = ["--resume", str(tmp_path / "run"), "--total-env-steps", "160"]
+    assert cli.train(resume) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: run_dir must not be in use by another process, got ") and err.count("\n") == 1
+    assert (tmp_path / "run" / "latest.pt").read_bytes() == before
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert cli.train(resume) == 0
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 160
+
+
+def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
+    run_dir, refused = tmp_path / "run", []
+
+    def knock():
+        done = threading.Event()
+
+        def other():
+            try:
+                take(make_lock(run_dir))
+            except ValueError as error:
+                refused.append(str(error))
+            done.set()
+
+        threading.Thread(target=other).start()
+        assert done.wait(10)
+
+    _, code = disturbed(run_dir, knock)
+    assert code == 0 and len(refused) == 1 and "in use by another process" in refused[0]
+    lock = make_lock(run_dir)
+    take(lock)
+    lock.release()
+
+
+@pytest.mark.parametrize("bad", ["a\0b", "x" * 5000, "/proc/nowhere/run", "/dev/null/run"])
+def test_a_directory_that_cannot_be_is_refused_in_one_line(bad, capsys):
+    assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", bad]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: run_dir must be a directory") and err.count("\n") == 1
+
+
+def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").touch()
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 1
