@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -41,8 +41,10 @@ class Compute:
         torch.set_num_threads(self.threads)  # so this sets it for the optimiser's thread, the caller's
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-        """Call `function` on each item in the compute threads; results in order, errors raised."""
-        return list(self.pool.map(function, *items))
+        """Call `function` on each item in the compute threads; results in order, errors once all are done."""
+        calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
+        wait(calls)
+        return [call.result() for call in calls]
 
     def working_copy(self, net: nn.Module) -> nn.Module:
         """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.

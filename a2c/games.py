@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -151,17 +151,24 @@ class GameEnvs(VectorWrapper):
     def close(self, **kwargs: Any) -> None:
         """End the environments; worker processes that cannot be asked any more are killed."""
         vector = self.env
-        if self.watchdog is not None:
-            self.watchdog.close()
-        if not isinstance(vector, AsyncVectorEnv) or not (self.broken or vector._state != AsyncState.DEFAULT):
+        if not isinstance(vector, AsyncVectorEnv):
             return vector.close(**kwargs)
-        for process in vector.processes:
+        if not self.broken and vector._state == AsyncState.DEFAULT:
+            with suppress(WorkerError), self._asking():
+                vector.close(**kwargs)
+        self.watchdog.close()
+        if not vector.closed:
+            self.kill()
+
+    def kill(self) -> None:
+        """End worker processes without asking them."""
+        for process in self.env.processes:
             process.kill()
-        for process in vector.processes:
+        for process in self.env.processes:
             process.join()
-        for pipe in filter(None, vector.parent_pipes):
+        for pipe in filter(None, self.env.parent_pipes):
             pipe.close()
-        vector.closed = True
+        self.env.closed = True
 
 
 def worker_error(error: Exception, watchdog: Watchdog | None) -> WorkerError:

@@ -122,6 +122,7 @@ class Trainer:
             self.restarts = 1 if self.learner.env_steps > self.failed_at else self.restarts + 1
             self.failed_at = max(self.failed_at, self.learner.env_steps)
             for envs in self.groups:
+                envs.broken = True  # no good-byes: who knows which of them still answer
                 envs.close()
             state = copy.deepcopy(self.snapshot)
             self._load(state)

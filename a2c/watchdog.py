@@ -21,6 +21,7 @@ class Watchdog:
         self.timeout, self.processes = timeout, processes
         self.expired = False  # an answer took too long
         self.tick = min(0.5, timeout / 4)
+        self.grace = min(2.0, timeout / 2)  # in which the end of a worker may still explain itself
         self._asking, self._question = False, 0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,8 +50,8 @@ class Watchdog:
                 question, waited = self._question, 0.0
                 continue
             waited += self.tick
-            workers = list(self.processes())
             self.expired = waited >= self.timeout
+            workers = list(self.processes()) if self.expired or waited >= self.grace else []
             if self.expired or wait([worker.sentinel for worker in workers], timeout=0):
                 for worker in workers:
                     worker.kill()
