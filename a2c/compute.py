@@ -8,6 +8,7 @@ acting, half of the batch while learning. So every thread here runs its operator
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,6 +27,10 @@ class Compute:
     """
 
     def __init__(self, config: Config) -> None:
+        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
+            torch.use_deterministic_algorithms(True)
         cuda = config.cuda and torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
         self.precision = resolve_precision(config.precision, self.device)
@@ -66,8 +71,9 @@ class Compute:
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
-        """End the threads and give the caller's thread its count back."""
+        """End the threads and give the caller back what was set for the run."""
         self.pool.shutdown()
+        torch.use_deterministic_algorithms(self._was_deterministic)
         torch.set_num_threads(self._callers_threads)
 
 

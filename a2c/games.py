@@ -131,12 +131,14 @@ class GameEnvs(VectorWrapper):
                 return None
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the games of `state_dict`."""
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on with the games of `state_dict`; False where an emulator did not take its state back exactly."""
         with self._asking():
             self.env.set_attr("snapshot", state["snapshots"])
+            exact = all(self.env.get_attr("exact"))
         self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"])
         self.lives = np.array(state["lives"])
+        return exact
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -111,11 +111,9 @@ class Collector:
         self.generators = [torch.Generator(compute.device).manual_seed(seed + 7919 * g) for g in range(len(groups))]
         edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
         self.columns = [slice(int(a), int(b)) for a, b in pairwise(edges)]
-        first = [torch.from_numpy(np.array(obs)) for obs, _ in compute.map(lambda envs: envs.reset(), self.groups)]
-        next_obs = torch.cat(first).to(compute.device)  # [N, ...]
+        next_obs = self._new_games()
         self.buffers = Rollout.empty(rollout_steps, next_obs)
         self.buffers.next_obs = next_obs
-        self.starts = torch.ones(int(edges[-1]), dtype=torch.bool)  # [N] next_obs begins an episode
         self.env_seconds = self.act_seconds = 0.0  # summed over the last collect, mean of the groups
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,11 +136,18 @@ class Collector:
         sizes = [envs and len(envs["scores"]) for envs in state["envs"]]
         if sizes != [envs.num_envs for envs in self.groups]:
             return False
-        for envs, saved in zip(self.groups, state["envs"], strict=True):
-            envs.load_state_dict(saved)
+        if not all([envs.load_state_dict(saved) for envs, saved in zip(self.groups, state["envs"], strict=True)]):
+            self.buffers.next_obs.copy_(self._new_games())
+            return False
         self.buffers.next_obs.copy_(state["next_obs"])
         self.starts.copy_(state["starts"])
         return True
+
+    def _new_games(self) -> Tensor:
+        """Begin a game in every environment; their first observations `[N, ...]`."""
+        first = [np.array(obs) for obs, _ in self.compute.map(lambda envs: envs.reset(), self.groups)]
+        self.starts = torch.ones(sum(map(len, first)), dtype=torch.bool)  # [N] next_obs begins an episode
+        return torch.from_numpy(np.concatenate(first)).to(self.compute.device)
 
     def collect(self) -> Rollout:
         """Play and return the next rollout, of `rollout_steps * N` decisions."""

@@ -26,6 +26,8 @@ class Resumable(gym.Wrapper):
     An exception becomes a RuntimeError whose text is the traceback: nothing else crosses a pipe.
     """
 
+    exact = True  # the emulator is where the snapshot last set had it
+
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         try:
             return self.env.reset(**kwargs)
@@ -45,8 +47,8 @@ class Resumable(gym.Wrapper):
 
     @snapshot.setter
     def snapshot(self, snapshot: Snapshot) -> None:
-        for layer, values in zip(_layers(self.env), snapshot, strict=True):
-            _restore(layer, values)
+        layers = _layers(self.env)
+        self.exact = all([_restore(layer, values) for layer, values in zip(layers, snapshot, strict=True)])
 
 
 def _layers(env: gym.Env) -> list[gym.Env]:
@@ -74,7 +76,9 @@ def _values(layer: gym.Env) -> dict[str, Any]:
     return values
 
 
-def _restore(layer: gym.Env, values: dict[str, Any]) -> None:
+def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
+    """Give a layer its values back; False where its emulator did not take its own state."""
+    exact = True
     for name, value in values.items():
         if not isinstance(value, dict):
             setattr(layer, name, value)
@@ -84,9 +88,11 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> None:
             for _ in range(REPEATS):  # a sticky emulator keeps its last action outside of its state
                 current.act(layer._action_set[values["last_action"]])
             current.restoreState(ale_py.ALEState(content.tobytes()))
+            exact = current.cloneState(include_rng=True).serialize() == content.tobytes()
         elif kind == "generator":
             current.bit_generator.state = content
         elif kind == "deque":
             setattr(layer, name, deque(content, maxlen=current.maxlen))
         else:
             setattr(layer, name, {"list": list, "tuple": tuple}[kind](content))
+    return exact

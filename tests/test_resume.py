@@ -2,10 +2,12 @@
 
 import csv
 
+import ale_py
 import numpy as np
 import pytest
 import torch
 
+from a2c import snapshot
 from a2c.atari import find_spec, make_env
 from a2c.checkpoint import load_checkpoint, to_arrays, to_tensors
 from a2c.cli import parse_config
@@ -107,4 +109,25 @@ def test_a_snapshot_restores_into_another_environment(env):
     expected = play(first, actions[50:])
     assert not same(play(other, actions[50:]), expected)
     other.snapshot = state
+    assert other.exact
     assert same(play(other, actions[50:]), expected)
+
+
+def test_games_that_do_not_come_back_exactly_start_anew_and_the_run_says_so(tmp_path, monkeypatch, capsys):
+    flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "2"]
+    run(tmp_path / "run", flags, [40])
+    restore = snapshot._restore
+    monkeypatch.setattr(snapshot, "_restore", lambda layer, values: restore(layer, values) and "ale" not in values)
+    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run() == 0
+    assert "resumed at 40 env_steps; every environment starts a new game" in capsys.readouterr().out
+
+
+def test_an_emulator_that_does_not_take_its_state_back_is_noticed(monkeypatch):
+    game = Resumable(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    game.reset(seed=0)
+
+    other = Resumable(make_env(Config(), find_spec("PongNoFrameskip-v4"), 1))
+    other.reset(seed=1)
+    monkeypatch.setattr(ale_py.ALEInterface, "restoreState", lambda self, state: None)
+    other.snapshot = game.snapshot
+    assert not other.exact

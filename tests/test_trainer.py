@@ -244,3 +244,19 @@ def test_a_trainer_runs_once(tmp_path):
     trainer.run()
     with pytest.raises(RuntimeError, match="runs once"):
         trainer.run()
+
+
+def test_a_deterministic_run_gives_the_same_weights_and_leaves_torch_as_it_was(run_dir, tmp_path):
+    assert Trainer(tiny(tmp_path / "run", deterministic=True)).run() == 0
+    assert not torch.are_deterministic_algorithms_enabled()
+    plain, strict = (load_checkpoint(path / "latest.pt")["network"] for path in (run_dir, tmp_path / "run"))
+    assert all(torch.equal(plain[name], strict[name]) for name in plain)
+
+
+def test_a_policy_that_has_stopped_exploring_is_worth_one_warning(tmp_path, capsys):
+    trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
+    with torch.no_grad():
+        trainer.learner.net.policy[-1].bias.copy_(torch.tensor([20.0, 0.0]))
+    assert trainer.run() == 0
+    out = capsys.readouterr().out
+    assert out.count("entropy has fallen under 5% of a uniform policy's") == 1
