@@ -6,7 +6,10 @@ This is all that a worker process of the `async` backend runs.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
+from multiprocessing.connection import wait
 from typing import Any
 
 import ale_py
@@ -45,10 +48,17 @@ def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
     """
     if multiprocessing.current_process().name.startswith("Worker<AsyncVectorEnv>"):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         cv2.setNumThreads(1)
     if not is_atari(spec):
         return _make_other(spec)
     return AtariGame(config, spec, seed)
+
+
+def _end_with_parent() -> None:
+    """End this worker when the run's process is gone, even while its environment hangs."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _make_other(spec: EnvSpec) -> gym.Env:
@@ -95,15 +105,13 @@ class AtariGame(AtariEnv):
         # would cut inside a decision, `max_decisions` cuts behind one.
         kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None)
         super().__init__(**kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
-        self.noop_max, self.size = config.noop_max, config.frame_size
-        self.max_decisions = config.max_episode_frames // FRAME_SKIP
-        self.tell_lives = config.end_of_life  # infos cost a vector environment time: none that nobody reads
+        self.config = config  # settings stay out of a snapshot: a resumed run may change them
         names = self.get_action_meanings()
         self.fire = names.index("FIRE") if "FIRE" in names else -1
         self.last_action = 0  # what a sticky emulator may repeat; `cloneState` does not know it
         self.decisions = 0  # of the running game
         self.pooled, self.screen = np.zeros((2, *self.ale.getScreenDims()), np.uint8)
-        self.frames = np.zeros((FRAME_STACK, self.size, self.size), np.uint8)
+        self.frames = np.zeros((FRAME_STACK, config.frame_size, config.frame_size), np.uint8)
         self.observation_space = gym.spaces.Box(0, 255, self.frames.shape, np.uint8)
 
     def seed_game(self, seed: int | None = None) -> tuple[int, int]:
@@ -114,7 +122,8 @@ class AtariGame(AtariEnv):
         # Loading the ROM takes 0.1 s: once, not again at the first reset with the seed it was loaded with.
         already_seeded, self._fresh_seed = seed == self._fresh_seed, None
         super().reset(seed=None if already_seeded else seed, options=options)
-        for _ in range(self.np_random.integers(1, self.noop_max + 1) if self.noop_max else 0):
+        most = self.config.noop_max
+        for _ in range(self.np_random.integers(1, most + 1) if most else 0):
             self._emulate(0)
             if self.ale.game_over():
                 self.ale.reset_game()
@@ -139,7 +148,8 @@ class AtariGame(AtariEnv):
             if not terminated:
                 self.ale.getScreenGrayscale(self.pooled)
         self.decisions += 1
-        return self._observe(), reward, terminated, self.decisions >= self.max_decisions, self._info()
+        truncated = self.decisions >= self.config.max_episode_frames // FRAME_SKIP
+        return self._observe(), reward, terminated, truncated, self._info()
 
     def _emulate(self, action: Any) -> float:
         """One emulator frame; none behind a game's end."""
@@ -149,8 +159,9 @@ class AtariGame(AtariEnv):
         """Push the pooled, scaled picture onto the stack."""
         np.maximum(self.pooled, self.screen, out=self.pooled)
         self.frames[:-1] = self.frames[1:]
-        cv2.resize(self.pooled, (self.size, self.size), self.frames[-1], interpolation=cv2.INTER_AREA)
+        cv2.resize(self.pooled, self.frames.shape[1:], self.frames[-1], interpolation=cv2.INTER_AREA)
         return self.frames
 
     def _info(self) -> dict[str, Any]:
-        return {"lives": self.ale.lives()} if self.tell_lives else {}
+        # Infos cost a vector environment time: none that nobody reads.
+        return {"lives": self.ale.lives()} if self.config.end_of_life else {}

@@ -121,7 +121,8 @@ class SlidingWindows:
 
     def __init__(self, num_envs: int, reward_steps: int, batch_size: int, gamma: float, reward_clip: float) -> None:
         self.reward_steps, self.batch_size, self.gamma, self.reward_clip = reward_steps, batch_size, gamma, reward_clip
-        self.open: list[deque[tuple[Tensor, int, float]]] = [deque() for _ in range(num_envs)]
+        self.open: list[deque[tuple[Tensor, int, float]]]
+        self.new_games(num_envs)
         self.complete: list[Experience] = []
 
     def push(self, rollout: Rollout) -> list[list[Experience]]:
@@ -142,6 +143,10 @@ class SlidingWindows:
         full = len(self.complete) // self.batch_size * self.batch_size
         ready, self.complete = self.complete[:full], self.complete[full:]
         return [ready[i : i + self.batch_size] for i in range(0, full, self.batch_size)]
+
+    def new_games(self, num_envs: int) -> None:
+        """Forget the open windows: the games of `num_envs` environments begin anew."""
+        self.open = [deque() for _ in range(num_envs)]
 
     def state_dict(self) -> dict[str, Any]:
         """The open windows and the transitions that wait for a full batch."""

@@ -15,6 +15,7 @@ import torch
 
 from a2c.config import Config
 from a2c.files import write_synced
+from a2c.games import WorkerError
 
 FORMAT = 2
 PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
@@ -60,12 +61,12 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         state = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # a damaged pickle can raise almost anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        previous = path.with_name(PREVIOUS)
-        advice = f"; rename {previous} to {path.name} to go on from the one before" if previous.exists() else ""
-        raise CheckpointError(f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){advice}") from error
+        raise CheckpointError(
+            f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){_advice(path)}"
+        ) from error
     missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
     if missing:
-        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}")
+        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}{_advice(path)}")
     version = state["format"]
     if not isinstance(version, int) or version != FORMAT:
         newer = isinstance(version, int) and version > FORMAT
@@ -116,11 +117,18 @@ def loading(path: Path) -> Iterator[None]:
     """Whatever a state of the right kind but with wrong content raises becomes a CheckpointError."""
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, WorkerError):
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        raise CheckpointError(f"checkpoint {path} holds a damaged state ({reason})") from error
+        raise CheckpointError(f"checkpoint {path} holds a damaged state ({reason}){_advice(path)}") from error
+
+
+def _advice(path: Path) -> str:
+    previous = path.with_name(PREVIOUS)
+    if path == previous or not previous.exists():
+        return ""
+    return f"; rename {previous} to {path.name} to go on from the one before"
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:

@@ -79,13 +79,16 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
 
         trainer = Trainer(config)
         trainer.claim()
-        print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
+        with contextlib.suppress(OSError):  # a log on a full disk
+            print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
     except ValueError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 130
     try:
         return trainer.run()
+    except ValueError as error:
+        return _refuse(str(error))
     except WorkerError as error:
         print(error.trace, end="", file=sys.stderr)
         return _refuse(str(error), 1)
@@ -126,9 +129,11 @@ def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
         if _value_of(args, "--preset") is not None:
             raise ValueError(f"preset must be left out when resume is set, got {_value_of(args, '--preset')}")
         path = Path(resume) / "config.json"
-        if not path.is_file():
-            raise ValueError(f"resume must be a run directory with a config.json, got {resume}")
-        default = replace(Config.from_json(path.read_text(encoding="utf-8")), run_dir=None, stop_after=0)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
+        default = replace(Config.from_json(text), run_dir=None, stop_after=0)
     return parse(Config, prog, args, default)
 
 

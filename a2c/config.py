@@ -61,7 +61,7 @@ class Config:
     """One training run. Units: `env_steps` are agent decisions summed over environments."""
 
     preset: str = "default"
-    """Named set of values that the other flags start from: default, pong-fast or book."""
+    """Named set of values that the other flags start from: default, pong-fast, cartpole or book."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
@@ -165,7 +165,7 @@ class Config:
         for name, (low, high) in FLOAT_RULES.items():
             if getattr(self, name) is not None or name not in ("sticky_actions", "stop_reward"):
                 _check_number(name, getattr(self, name), low, high)
-        for name in ("learning_rate", "log_every", "env_timeout"):
+        for name in ("learning_rate", "adam_eps", "log_every", "env_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("end_of_life", "normalize_obs", "lr_decay", "cuda", "deterministic", "progress"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -16,13 +18,24 @@ from a2c.config import FRAME_SKIP, Config
 SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
 
 
+class QuietConsole(Console):
+    """A console that falls silent where its output is gone or full, instead of ending the run."""
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        with suppress(OSError):
+            super().print(*args, **kwargs)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Display:
     """Shows metric rows: as a live panel on a terminal, as one line per row elsewhere."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.frames_per_step = FRAME_SKIP if is_atari(find_spec(config.env)) else 1
-        self.console = Console(highlight=False)
+        self.console = QuietConsole(highlight=False)
         self.live: Live | None = None
         if config.progress and self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -31,7 +44,8 @@ class Display:
     def show(self, row: dict[str, float]) -> None:
         """Show one row of METRICS."""
         if self.live is not None:
-            self.live.update(self._panel(row), refresh=True)
+            with suppress(OSError):
+                self.live.update(self._panel(row), refresh=True)
         elif self.config.progress:
             self.console.print(self.line(row), soft_wrap=True)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.process import BaseProcess
 
 import gymnasium as gym
 import numpy as np
@@ -118,22 +120,47 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
 
 
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
-    """A process per environment; WorkerError when one of them fails to start."""
+    """A process per environment; WorkerError when one of them fails to start, and then none is left."""
     before = set(multiprocessing.active_children())
-    watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), lambda: {*multiprocessing.active_children()} - before)
+
+    def started() -> list[BaseProcess]:
+        return [process for process in multiprocessing.active_children() if process not in before]
+
+    watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
-        with _workers_without_main(), watchdog:
-            return AsyncVectorEnv(
+        with _workers_without_main(), _interrupts_wait(), watchdog:
+            vector = AsyncVectorEnv(
                 envs,
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 copy=False,
                 context=_worker_context(),
                 max_concurrency=_concurrency(config),
             )
-    except (EOFError, OSError) as error:
+    except Exception as error:
+        for process in started():
+            process.kill()
+            process.join()
+        if isinstance(error, ValueError):  # a refusal: the id, or its spaces
+            raise
         raise worker_error(error, watchdog) from error
     finally:
         watchdog.close()
+    # With this end open here, reading the queue of errors would wait for ever once all workers have died.
+    vector.error_queue._writer.close()
+    return vector
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let a Ctrl-C wait until the workers have started; they inherit that and are never interrupted."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _concurrency(config: Config) -> int:

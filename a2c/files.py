@@ -42,20 +42,20 @@ class CsvTable:
         """`keep_until`: drop rows whose first column, env_steps, is beyond this number."""
         self.path, self.columns = path, tuple(columns)
         self.waiting: list[Sequence[object]] = []
+        self.drop_behind: int | None = None  # rows behind these env_steps are still in the file
         self.rewind(-1 if keep_until is None else keep_until)
+        self._drop()
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows behind `env_steps`."""
+        """Drop the rows behind `env_steps`; in the file, that is done before the next row is written."""
         self.waiting = [row for row in self.waiting if int(row[0]) <= env_steps]
-        rows: list[list[str]] = []
-        if env_steps >= 0 and self.path.exists():
-            with open(self.path, newline="", encoding="utf-8") as old:
-                rows = [row for row in csv.reader(old) if self._is_row(row) and int(row[0]) <= env_steps]
-        write_atomically(self.path, _csv_text([self.columns, *rows]))
+        self.drop_behind = env_steps if self.drop_behind is None else min(self.drop_behind, env_steps)
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
         """Append rows; OSError where the disk refuses, and then they are kept."""
         self.waiting += rows
+        if self.drop_behind is not None:
+            self._drop()
         if not self.waiting:
             return
         new = [] if self.path.exists() else [self.columns]  # somebody removed the file
@@ -70,6 +70,14 @@ class CsvTable:
                     file.truncate(size)
                 raise
         self.waiting = []
+
+    def _drop(self) -> None:
+        rows: list[list[str]] = []
+        if self.drop_behind >= 0 and self.path.exists():
+            with open(self.path, newline="", encoding="utf-8") as old:
+                rows = [row for row in csv.reader(old) if self._is_row(row) and int(row[0]) <= self.drop_behind]
+        write_atomically(self.path, _csv_text([self.columns, *rows]))
+        self.drop_behind = None
 
     def _is_row(self, row: list[str]) -> bool:
         return len(row) == len(self.columns) and row[0].isdigit()

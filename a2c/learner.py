@@ -81,12 +81,18 @@ class Learner:
         """Go on where `state_dict` was taken."""
         self.net.load_state_dict(state["network"])
         refresh(self.twin, self.net)
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # the flags of this run hold, not those of the last
-            group["eps"] = self.config.adam_eps
+        groups = self.optimizer.state_dict()["param_groups"]  # the flags of this run hold, not those of the last
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        for parameter, moments in self.optimizer.state.items():
+            if {name: value.shape for name, value in moments.items()} != {
+                "step": torch.Size(),
+                "exp_avg": parameter.shape,
+                "exp_avg_sq": parameter.shape,
+            }:
+                raise ValueError("the optimiser's moments do not fit the network")
         self.windows.load_state_dict(state["windows"])
-        self.env_steps, self.updates = state["env_steps"], state["updates"]
-        self.newest, self._metrics = None, state["learning"]
+        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+        self.newest, self._metrics = None, {name: float(value) for name, value in state["learning"].items()}
 
     def _batches(self, rollout: Rollout) -> Iterable[Batch]:
         if self.config.sliding_batch:
@@ -95,7 +101,10 @@ class Learner:
 
     def _check(self, done: list[Update]) -> None:
         """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""
-        if not done or bool(torch.stack([update.grad_norm for update in done]).isfinite().all()):
+        if not done:
+            return
+        sizes = [*(update.grad_norm for update in done), *torch._foreach_norm(list(self.net.parameters()))]
+        if torch.stack([size.detach() for size in sizes]).isfinite().all():
             return
         for number, update in enumerate(done, start=self.updates + 1):
             terms = {f"{name} loss": getattr(update.loss, name) for name in ("policy", "value", "total")}
@@ -105,3 +114,7 @@ class Learner:
                         f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
                         "try a lower learning_rate"
                     )
+        raise FloatingPointError(
+            f"the network's parameters are no numbers behind update {number}; the last checkpoint is kept: "
+            "try a lower learning_rate or a higher adam_eps"
+        )

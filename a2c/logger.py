@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ class Scores:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self.games, self.best_mean = state["games"], state["best_mean"]
-        self.last = deque(state["last"], maxlen=WINDOW)
+        self.games, self.best_mean = int(state["games"]), float(state["best_mean"])
+        self.last = deque(map(float, state["last"]), maxlen=WINDOW)
 
 
 class RunLogger:
@@ -102,7 +103,8 @@ class RunLogger:
         write_atomically(run_dir / "config.json", config.to_json().encode())
         self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)
         self._episodes = CsvTable(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
-        self._board = EventFile(run_dir / "tensorboard", None if keep_until is None else keep_until + 1)
+        self._first_step = None if keep_until is None else keep_until + 1
+        self._board: EventFile | None = None
 
     def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
         """One row of episodes.csv per finished game."""
@@ -113,14 +115,16 @@ class RunLogger:
         values = [row.get(name, "") for name in METRICS]
         self._metrics.add([[f"{value:.6g}" if isinstance(value, float) else value for value in values]])
         points = {name: value for name, value in row.items() if name != "env_steps"}
+        if self._board is None:
+            self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
         self._board.add(int(row["env_steps"]), time.time(), points)
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows behind `env_steps`, which will be lived again."""
         self._metrics.rewind(env_steps)
         self._episodes.rewind(env_steps)
-        self._board.close()
-        self._board = EventFile(self.run_dir / "tensorboard", env_steps + 1)
+        self._close_board()
+        self._first_step = env_steps + 1
 
     def keep_directory(self) -> None:
         """Make the directory again, with its config.json, where somebody has removed it."""
@@ -131,9 +135,16 @@ class RunLogger:
 
     def close(self) -> None:
         """Write what waits and close every file; OSError where the disk refuses."""
-        for table in (self._metrics, self._episodes):
-            table.add([])
-        self._board.close()
+        with ExitStack() as closing:
+            closing.callback(self._close_board)
+            for table in (self._metrics, self._episodes):
+                closing.callback(table.add, [])
+
+    def _close_board(self) -> None:
+        board, self._board = self._board, None
+        if board is not None:
+            with suppress(OSError):  # TensorBoard may miss its last points
+                board.close()
 
 
 class Meter:

@@ -57,22 +57,27 @@ class Record:
                 once=True,
             )
 
+    @property
+    def can_save(self) -> bool:
+        """False for a while behind a refusal of the disk."""
+        return time.perf_counter() >= self.retry_at
+
     def save(self, state: dict[str, Any], is_best: bool) -> bool:
-        """Write latest.pt, and best.pt where `is_best`; False where the disk refuses or has just refused."""
+        """Write latest.pt, and best.pt where `is_best`; False where the disk refuses."""
 
         def write() -> None:
             self.logger.keep_directory()
             for name in (BEST, LATEST) if is_best else (LATEST,):
                 save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
 
-        if time.perf_counter() < self.retry_at or not self._attempt(write):
+        if not self._attempt(write):
             return False
         self.saved_at = state["env_steps"]
         return True
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows behind `env_steps`, which will be lived again."""
-        self._attempt(lambda: self.logger.rewind(env_steps))
+        self.logger.rewind(env_steps)
 
     def report(self, row: dict[str, float], outcome: str) -> None:
         """Draw the curve and print the table that ends a run."""

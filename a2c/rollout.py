@@ -180,7 +180,7 @@ class Collector:
             buffers.obs[t, columns] = obs
             buffers.starts[t, columns] = starts.to(buffers.obs.device)
             logits, values = self.net(buffers.obs[t, columns])
-            actions, log_probs = sample(logits.float(), self.generators[g])
+            actions, log_probs = self._sample(logits.float(), self.generators[g])
             buffers.actions[t, columns], buffers.log_probs[t, columns] = actions, log_probs
             buffers.values[t, columns] = values.float().squeeze(1)
             on_host = actions.cpu().numpy()  # device-to-host copy: one sync per step
@@ -197,6 +197,17 @@ class Collector:
         buffers.next_obs[columns], self.starts[columns] = obs, starts
         self._bootstrap(columns, finals)
         return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds
+
+    def _sample(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        try:
+            return sample(logits, generator)
+        except RuntimeError as error:
+            if logits.isfinite().all():
+                raise
+            raise FloatingPointError(
+                "the policy's logits are no numbers: an observation or a parameter is not finite; "
+                "the last checkpoint is kept"
+            ) from error
 
     def _bootstrap(self, columns: slice, finals: list[tuple[int, int, np.ndarray]]) -> None:
         """Value what followed each decision of one group; one pass for all that no decision was taken in."""

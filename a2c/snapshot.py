@@ -7,6 +7,7 @@ No torch may enter this room.
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections import deque
 from typing import Any
@@ -14,10 +15,15 @@ from typing import Any
 import ale_py
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from a2c.config import Config
 
 Snapshot = list[dict[str, Any]]
 REPEATS = 100  # even at a sticky probability of 0.9 an action that is repeated so often has come through
-PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)
+PLAIN = (bool, int, float, str, type(None), np.generic)
+# Beside plain values: what has a snapshot of its own, and what does not change.
+KNOWN = (ale_py.ALEInterface, ale_py.Action, np.random.Generator, gym.Space, EnvSpec, Config, np.ndarray)
 
 
 class Resumable(gym.Wrapper):
@@ -26,7 +32,7 @@ class Resumable(gym.Wrapper):
     An exception becomes a RuntimeError whose text is the traceback: nothing else crosses a pipe.
     """
 
-    exact = True  # the emulator is where the snapshot last set had it
+    exact = True  # the snapshot that was set last holds everything, and the emulator took it
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         try:
@@ -49,6 +55,7 @@ class Resumable(gym.Wrapper):
     def snapshot(self, snapshot: Snapshot) -> None:
         layers = _layers(self.env)
         self.exact = all([_restore(layer, values) for layer, values in zip(layers, snapshot, strict=True)])
+        self.exact &= not any(_is_opaque(v) for layer in layers for name, v in vars(layer).items() if name != "env")
 
 
 def _layers(env: gym.Env) -> list[gym.Env]:
@@ -61,19 +68,38 @@ def _layers(env: gym.Env) -> list[gym.Env]:
 def _values(layer: gym.Env) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in vars(layer).items():
-        if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
-            continue  # texts and objects: constants of the environment
         if isinstance(value, ale_py.ALEInterface):
             state = value.cloneState(include_rng=True).serialize()
             values[name] = {"emulator": np.frombuffer(state, np.uint8).copy()}
         elif isinstance(value, np.random.Generator):
             values[name] = {"generator": value.bit_generator.state}
-        elif isinstance(value, PLAIN):
-            values[name] = np.array(value) if isinstance(value, np.ndarray) else value
-        elif isinstance(value, list | tuple | deque) and all(isinstance(item, PLAIN) for item in value):
-            kind = type(value).__name__
-            values[name] = {kind: [np.array(v) if isinstance(v, np.ndarray) else v for v in value]}
+        elif isinstance(value, deque) and _is_plain(list(value)):
+            values[name] = {"deque": copy.deepcopy(list(value))}
+        elif isinstance(value, list | tuple | dict) and _is_plain(value):
+            values[name] = {"value": copy.deepcopy(value)}
+        elif _is_plain(value):
+            values[name] = copy.deepcopy(value)
     return values
+
+
+def _is_plain(value: Any) -> bool:
+    """True for what a snapshot can hold: numbers, texts, arrays of numbers, and containers of these."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(isinstance(key, bool | int | float | str) for key in value) and all(map(_is_plain, value.values()))
+    return isinstance(value, PLAIN)
+
+
+def _is_opaque(value: Any) -> bool:
+    """True for an object that may hold state which no snapshot sees, such as a physics engine's world."""
+    if isinstance(value, list | tuple | set | deque):
+        return any(map(_is_opaque, value))
+    if isinstance(value, dict):
+        return any(map(_is_opaque, value.values()))
+    return not (_is_plain(value) or callable(value) or isinstance(value, KNOWN))
 
 
 def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
@@ -81,7 +107,7 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
     exact = True
     for name, value in values.items():
         if not isinstance(value, dict):
-            setattr(layer, name, value)
+            setattr(layer, name, copy.deepcopy(value))
             continue
         (kind, content), current = next(iter(value.items())), getattr(layer, name)
         if kind == "emulator":
@@ -92,7 +118,7 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
         elif kind == "generator":
             current.bit_generator.state = content
         elif kind == "deque":
-            setattr(layer, name, deque(content, maxlen=current.maxlen))
+            setattr(layer, name, deque(copy.deepcopy(content), maxlen=current.maxlen))
         else:
-            setattr(layer, name, {"list": list, "tuple": tuple}[kind](content))
+            setattr(layer, name, copy.deepcopy(content))
     return exact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from a2c.checkpoint import check_belongs, load_checkpoint, load_network, loading
@@ -22,7 +22,9 @@ from a2c.record import LATEST, Record
 from a2c.rollout import Collector, Rollout
 from a2c.signals import StopRequest, stop_on_signals
 
-SNAPSHOT_EVERY = 25  # rollouts between two states in memory, to which a run goes back when a worker dies
+SNAPSHOT_EVERY = (
+    25  # rollouts (of 20 decisions or more) between two states in memory, to which a run goes back when a worker dies
+)
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
 
@@ -45,7 +47,8 @@ class Trainer:
         self.record: Record | None = None
         self.row: dict[str, float] = {}  # the newest row of metrics
         self.meter = Meter()
-        self.rollouts = 0  # since the newest snapshot
+        self.seconds_before = 0.0  # wall time of earlier sessions
+        self.snapshot_distance = SNAPSHOT_EVERY * config.num_envs * max(config.rollout_steps, 20)  # env_steps
         self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the last failure
         self.stop = StopRequest()
         self.resumed = self._read_checkpoint() if config.resume else None
@@ -53,21 +56,27 @@ class Trainer:
     def run(self) -> int:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
 
-        Raises ValueError when another process holds the directory; WorkerError when an environment
-        fails again and again, FloatingPointError when a gradient is no number, OSError when the last
-        checkpoint could not be written.
+        Raises ValueError (the directory is taken), WorkerError (an environment fails again and again),
+        FloatingPointError (a gradient is no number) or OSError (the last checkpoint cannot be written).
         """
         with stop_on_signals(self.stop):
             try:
                 self.claim()
                 self.start()
                 self._open_record()
-                while not self._over():
+                while True:
                     try:
+                        if self._outcome():
+                            self._finish()
+                            break
                         self._count(self.advance())
                         self._log_and_save()
                     except WorkerError as error:
                         self._heal(error)
+            except WorkerError:
+                if not self.stop or self.record is not None:
+                    raise
+                return 128 + self.stop.number  # a signal to the whole process group, while the workers started
             finally:
                 self.close()
             self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
@@ -82,7 +91,6 @@ class Trainer:
         rollout = self.collector.collect()
         began = time.perf_counter()
         self.learner.learn(rollout)
-        self.rollouts += 1
         self.meter.spent["learn"] += time.perf_counter() - began
         self.meter.spent["env"] += self.collector.env_seconds
         self.meter.spent["act"] += self.collector.act_seconds
@@ -92,7 +100,8 @@ class Trainer:
         """Start the environments and the collector."""
         if self.groups:
             raise RuntimeError("a Trainer runs once; make another one")
-        self.games_go_on = self._start_games(self.resumed)
+        with loading(self.run_dir / LATEST) if self.resumed else nullcontext():
+            self.games_go_on = self._start_games(self.resumed)
         if self.resumed is None:
             self.learner.observe(self.collector.buffers.next_obs[None])
         self._remember()
@@ -107,18 +116,23 @@ class Trainer:
 
     def _start_games(self, state: dict[str, Any] | None) -> bool:
         """New environments and a collector; True where they go on with the games of `state`."""
-        config, compute, env_steps = self.config, self.compute, self.learner.env_steps
-        self.groups = make_groups(config, compute.env_groups, compute.threads_per_group, env_steps)
+        config, env_steps = self.config, self.learner.env_steps
+        self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
         steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, self.learner.twin, steps, compute, config.seed + env_steps)
-        return state is not None and self.collector.load_state_dict(state["collector"])
+        self.collector = Collector(self.groups, self.learner.twin, steps, self.compute, config.seed + env_steps)
+        if state is None:
+            return False
+        same = self.collector.load_state_dict(state["collector"])
+        if not same:
+            self.learner.windows.new_games(config.num_envs)
+        return same
 
     def _heal(self, error: WorkerError) -> None:
         """Go back to the newest snapshot and start the environments anew: what a resumed run does.
 
         WorkerError, with the state of the snapshot saved, when that was in vain too often.
         """
-        while not self.stop:  # a signal to the whole process group ends the workers too
+        while True:
             self.restarts = 1 if self.learner.env_steps > self.failed_at else self.restarts + 1
             self.failed_at = max(self.failed_at, self.learner.env_steps)
             for envs in self.groups:
@@ -128,29 +142,20 @@ class Trainer:
             self._load(state)
             self.record.rewind(self.learner.env_steps)
             self.meter.begin_row(self.learner.env_steps)
+            if self.stop:  # a signal to the whole process group ends the workers too
+                return self._finish(state)
             if self.restarts > self.config.max_worker_restarts:
-                self._finish(state)
+                with suppress(OSError):
+                    self._finish(state)
                 raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
             try:
                 same = self._start_games(state)
+                break
             except WorkerError as again:
                 error = again
-                continue
-            games = "the same games go on" if same else "every environment starts a new game"
-            tries = f"(try {self.restarts} of {self.config.max_worker_restarts})"
-            self.record.say(f"{error}: started again at {self.learner.env_steps:,} env_steps, {games} {tries}")
-            return
-
-    def _over(self) -> bool:
-        """True once the run has come to its end and is saved."""
-        if not self._outcome():
-            return False
-        try:
-            self._finish()
-        except WorkerError as error:  # the games of the last checkpoint are gone: play the end again
-            self._heal(error)
-            return self._over()
-        return True
+        games = "the same games go on" if same else "every environment starts a new game"
+        tries = f"(try {self.restarts} of {self.config.max_worker_restarts})"
+        self.record.say(f"{error}: started again at {self.learner.env_steps:,} env_steps, {games} {tries}")
 
     def _outcome(self) -> str:
         """Why the run is over, or an empty text while it is not."""
@@ -164,14 +169,16 @@ class Trainer:
         return "all environment steps played" if env_steps >= self.config.total_env_steps else ""
 
     def _open_record(self) -> None:
-        resumed, env_steps = self.resumed is not None, self.learner.env_steps
-        self.record = Record(self.run_dir, self.config, env_steps if resumed else None)
-        if resumed:
+        env_steps = self.learner.env_steps
+        self.record = Record(self.run_dir, self.config, env_steps if self.resumed else None)
+        if self.resumed:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
             self.record.say(f"resumed at {env_steps:,} env_steps; {games}")
         if self.config.cuda and self.compute.device.type != "cuda":
             self.record.say("--cuda: torch finds no GPU here, so this run uses the CPU")
-        self.meter = Meter(self.resumed["seconds"] if resumed else 0.0, env_steps)
+        self.meter = Meter(self.seconds_before, env_steps)
+        if not self.resumed:
+            self._save(self.snapshot)  # so that a run that is killed early can be resumed
 
     def _count(self, rollout: Rollout) -> None:
         self.scores.add(game.score for game in rollout.episodes)
@@ -187,8 +194,8 @@ class Trainer:
             self.meter.begin_row(env_steps)
         distance = env_steps - self.record.saved_at
         if distance >= self.config.checkpoint_every or (last and distance):
-            return self._save(state or self._remember())
-        if self.rollouts >= SNAPSHOT_EVERY and not last:
+            return self.record.can_save and self._save(state or self._remember())
+        if not last and env_steps - self.snapshot["env_steps"] >= self.snapshot_distance:
             self._remember()
         return True
 
@@ -196,9 +203,9 @@ class Trainer:
         """The last row and checkpoint (of `state`); waits for a disk that refuses it."""
         end = time.perf_counter() + DISK_PATIENCE
         while not self._log_and_save(last=True, state=state):
+            time.sleep(0.5)
             if time.perf_counter() > end:
                 raise OSError(f"the last checkpoint could not be written to {self.run_dir}")
-            time.sleep(0.5)
 
     def _remember(self) -> dict[str, Any]:
         """A copy of everything that the run goes on from."""
@@ -212,29 +219,32 @@ class Trainer:
             "saved_best": self.saved_best,
             "seconds": self.meter.seconds,
         }
-        self.snapshot, self.rollouts = copy.deepcopy(state), 0
+        self.snapshot = copy.deepcopy(state)
         return self.snapshot
 
     def _save(self, state: dict[str, Any]) -> bool:
         is_best = self.scores.full and self.scores.mean > self.saved_best
         best = self.scores.mean if is_best else self.saved_best
         saved = self.record.save({**state, "saved_best": best}, is_best)
-        self.saved_best = best if saved else self.saved_best
+        if saved:  # best.pt does not go back when a run does
+            self.saved_best = self.snapshot["saved_best"] = best
         return saved
 
     def _load(self, state: dict[str, Any]) -> None:
         """Go back to `state`, but for the games."""
         self.learner.load_state_dict(state)
         self.scores.load_state_dict(state["scores"])
-        self.saved_best = state["saved_best"]
+        self.saved_best, self.seconds_before = float(state["saved_best"]), float(state["seconds"])
 
     def _read_checkpoint(self) -> dict[str, Any]:
-        path = self.run_dir / LATEST
         if self.run_dir.is_dir():
-            take(self.lock)  # nobody else may write a newer one meanwhile
-        state = load_checkpoint(path)
-        with loading(path):
+            self.claim()  # nobody else may write a newer one meanwhile
+        path = self.run_dir / LATEST
+        with ExitStack() as refused, loading(path):
+            refused.callback(self.close)
+            state = load_checkpoint(path)
             check_belongs(state, self.config, path)
             load_network(self.learner.net, state, path)
             self._load(state)
+            refused.pop_all()
         return state

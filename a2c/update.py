@@ -119,7 +119,7 @@ def learning_metrics(update: Update, net: nn.Module, config: Config) -> dict[str
     """Metrics of the newest update (host copies: call it once per logged row, not per update)."""
     norm = float(update.grad_norm)
     entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-    undo_clip = max(1.0, norm / config.max_grad_norm)
+    undo_clip = max(1.0, norm / (config.max_grad_norm or math.inf))
     return {
         "advantage": float(update.loss.advantage),
         "values": float(update.values),

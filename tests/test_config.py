@@ -51,7 +51,7 @@ BAD = [
     *((name, high + 0.5) for name, (_, high) in FLOAT_RULES.items() if math.isfinite(high)),
     *((name, bad) for name in FLOAT_RULES for bad in (math.nan, -math.inf, "0.5", True)),
     *((name, math.inf) for name in FLOAT_RULES),
-    *((name, 0.0) for name in ("learning_rate", "log_every", "env_timeout")),
+    *((name, 0.0) for name in ("learning_rate", "adam_eps", "log_every", "env_timeout")),
     *((name, bad) for name in CHOICES for bad in ("nonsense", "", None)),
     *(("env", bad) for bad in ("", None, 3)),
 ]
@@ -71,7 +71,9 @@ def test_a_value_on_the_edge_is_accepted(name):
     low, high = (INT_RULES | FLOAT_RULES)[name]
     rest = {"sliding_batch": {"gae_lambda": 1.0, "batches_per_rollout": 1}}.get(name, {})
     for value in (low, high):
-        open_end = math.isinf(value) or (value == 0 and name in ("learning_rate", "log_every", "env_timeout"))
+        open_end = math.isinf(value) or (
+            value == 0 and name in ("learning_rate", "adam_eps", "log_every", "env_timeout")
+        )
         if not open_end:
             kept = getattr(Config(**{name: value, **rest}), name)
             assert kept == (min(value, Config.num_envs) if name == "batches_per_rollout" else value)

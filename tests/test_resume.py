@@ -131,3 +131,13 @@ def test_an_emulator_that_does_not_take_its_state_back_is_noticed(monkeypatch):
     monkeypatch.setattr(ale_py.ALEInterface, "restoreState", lambda self, state: None)
     other.snapshot = game.snapshot
     assert not other.exact
+
+
+def test_a_resumed_run_may_change_what_the_environments_do(tmp_path):
+    flags = ["--env", "BreakoutNoFrameskip-v4", "--backend", "sync", "--num-envs", "2", "--network", "small"]
+    run(tmp_path / "run", [*flags, "--frame-size", "42"], [40])
+    changes = ["--end-of-life", "--max-episode-frames", "200", "--noop-max", "0", "--stop-after", "200"]
+    trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), *changes]))
+    assert trainer.run() == 0
+    with open(tmp_path / "run" / "episodes.csv", newline="", encoding="utf-8") as file:
+        assert max(int(row["length"]) for row in csv.DictReader(file)) <= 50

@@ -44,7 +44,16 @@ def run_dir(tmp_path_factory):
 
 def test_a_run_leaves_every_file(run_dir):
     names = {path.name for path in run_dir.iterdir()}
-    assert names == {"config.json", "metrics.csv", "episodes.csv", "tensorboard", "latest.pt", "curve.png", "lock"}
+    assert names == {
+        "config.json",
+        "metrics.csv",
+        "episodes.csv",
+        "tensorboard",
+        "latest.pt",
+        "previous.pt",
+        "curve.png",
+        "lock",
+    }
     saved = Config.from_json((run_dir / "config.json").read_text(encoding="utf-8"))
     assert saved == tiny(run_dir, log_every=1e-6, network="mlp")
     assert list((run_dir / "tensorboard").iterdir())
@@ -127,7 +136,7 @@ def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
         Record, "save", lambda self, state, best: saved.append(state["env_steps"]) or save(self, state, best)
     )
     Trainer(tiny(tmp_path / "run", checkpoint_every=150)).run()
-    assert saved == [160, 320, 480]
+    assert saved == [0, 160, 320, 480]
 
 
 def test_a_signal_while_a_row_is_written_loses_nothing(tmp_path, monkeypatch):
@@ -260,3 +269,25 @@ def test_a_policy_that_has_stopped_exploring_is_worth_one_warning(tmp_path, caps
     assert trainer.run() == 0
     out = capsys.readouterr().out
     assert out.count("entropy has fallen under 5% of a uniform policy's") == 1
+
+
+def test_a_run_without_clipping_reports_its_gradients(tmp_path):
+    assert Trainer(tiny(tmp_path / "run", max_grad_norm=0.0, log_every=1e-6)).run() == 0
+    assert float(rows(tmp_path / "run" / "metrics.csv")[-1]["grad_max"]) > 0
+
+
+def test_parameters_that_are_no_numbers_are_not_saved(tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run", checkpoint_every=1))
+    step = trainer.learner.optimizer.step
+
+    def poison():
+        step()
+        if trainer.learner.env_steps == 160:
+            with torch.no_grad():
+                trainer.learner.net.policy[0].weight[0, 0] = float("inf")
+
+    trainer.learner.optimizer.step = poison
+    with pytest.raises(FloatingPointError):
+        trainer.run()
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert state["env_steps"] == 160 and all(p.isfinite().all() for p in state["network"].values())

@@ -1,9 +1,12 @@
 """An environment that fails on order. Workers import this module: nothing heavy may enter it."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 
 
 class TroubledEnv(gym.Env):
@@ -12,7 +15,11 @@ class TroubledEnv(gym.Env):
     def __init__(self, file: str) -> None:
         self.cartpole = gym.make("CartPole-v1").unwrapped
         self.observation_space, self.action_space = self.cartpole.observation_space, self.cartpole.action_space
-        self.file, self.count = file, 0
+        self.file, self.count, self.dying = file, 0, False
+
+    def close(self):
+        if self.dying:  # before the message about the error has left the process
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def reset(self, *, seed=None, options=None):
         return self.cartpole.reset(seed=seed)
@@ -25,6 +32,10 @@ class TroubledEnv(gym.Env):
             if "once" in what:
                 order.unlink(missing_ok=True)
             if "hang" in what:
+                order.with_name("hanging").touch()
                 time.sleep(1e6)
+            if "nan" in what:
+                return np.full(4, np.nan, np.float32), 1.0, False, False, {}
+            self.dying = "die" in what
             raise ValueError("the pole broke")
         return self.cartpole.step(action)
