@@ -102,7 +102,7 @@ class AtariGame(AtariEnv):
     def __init__(self, config: Config, spec: EnvSpec, seed: int) -> None:
         self._fresh_seed: int | None = seed
         # obs_type="ram" keeps AtariEnv from rendering an RGB screen; the emulator's own limit of frames
-        # would cut inside a decision, `max_decisions` cuts behind one.
+        # would cut inside a decision; `step` cuts behind one.
         kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None)
         super().__init__(**kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
         self.config = config  # settings stay out of a snapshot: a resumed run may change them

@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 from a2c.config import Config
 
 LOCK = "lock"
+LEFTOVERS = {LOCK, "config.json", "metrics.csv", "episodes.csv", "latest.pt.tmp"}  # of a start that was killed
 
 
 def run_directory(config: Config) -> Path:
@@ -19,7 +20,7 @@ def run_directory(config: Config) -> Path:
     name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
     run_dir = config.run_dir or Path("runs") / name
     try:
-        taken = not run_dir.is_dir() or any(path.name != LOCK for path in run_dir.iterdir())
+        taken = not run_dir.is_dir() or any(path.name not in LEFTOVERS for path in run_dir.iterdir())
         taken = taken and (run_dir.exists() or run_dir.is_symlink())
     except (OSError, ValueError) as error:  # a name that is too long, a null byte, no permission
         raise ValueError(f"run_dir must be a directory that can be used, got {str(run_dir)!r}: {error}") from error

@@ -66,7 +66,8 @@ class Display:
     def close(self) -> None:
         """Remove the panel and give the terminal back."""
         if self.live is not None:
-            self.live.stop()
+            with suppress(OSError):
+                self.live.stop()
 
     def summary(self, row: dict[str, float], outcome: str, run_dir: Path) -> None:
         """Print the table that ends a run."""

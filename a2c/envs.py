@@ -24,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import FRAME_SKIP, FRAME_STACK, Config, available_cores
-from a2c.games import GameEnvs, worker_error
+from a2c.games import GameEnvs, WorkerError, worker_error
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
 
@@ -40,13 +40,19 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
     """
     spec = checked_spec(config)
     seeds = row_seeds(config) if seeds is None else list(seeds)
-    if config.backend == "native":
-        return GameEnvs(_native(config, spec), seeds, config.end_of_life)
     envs = [partial(make_resumable, config, spec, seed) for seed in seeds]
-    if config.backend == "sync":
-        vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        return GameEnvs(vector, seeds, config.end_of_life)
-    return GameEnvs(_workers(config, envs), seeds, config.end_of_life, config.env_timeout)
+    try:
+        if config.backend == "async":
+            vector = _workers(config, envs)
+        elif config.backend == "sync":
+            vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        else:
+            vector = _native(config, spec)
+    except (ValueError, WorkerError):
+        raise
+    except Exception as error:
+        raise worker_error(error, None) from error
+    return GameEnvs(vector, seeds, config.end_of_life, config.env_timeout)
 
 
 def checked_spec(config: Config) -> EnvSpec:
@@ -121,14 +127,15 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
 
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
     """A process per environment; WorkerError when one of them fails to start, and then none is left."""
-    before = set(multiprocessing.active_children())
+    before, seen = set(multiprocessing.active_children()), set()
 
-    def started() -> list[BaseProcess]:
-        return [process for process in multiprocessing.active_children() if process not in before]
+    def started() -> set[BaseProcess]:
+        seen.update(process for process in multiprocessing.active_children() if process not in before)
+        return seen
 
     watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
-        with _workers_without_main(), _interrupts_wait(), watchdog:
+        with _workers_without_main(), watchdog:
             vector = AsyncVectorEnv(
                 envs,
                 autoreset_mode=AutoresetMode.SAME_STEP,
@@ -136,11 +143,11 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
                 context=_worker_context(),
                 max_concurrency=_concurrency(config),
             )
-    except Exception as error:
+    except BaseException as error:
         for process in started():
             process.kill()
             process.join()
-        if isinstance(error, ValueError):  # a refusal: the id, or its spaces
+        if isinstance(error, ValueError) or not isinstance(error, Exception):  # a refusal, or Ctrl-C
             raise
         raise worker_error(error, watchdog) from error
     finally:
@@ -148,19 +155,6 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
     # With this end open here, reading the queue of errors would wait for ever once all workers have died.
     vector.error_queue._writer.close()
     return vector
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Let a Ctrl-C wait until the workers have started; they inherit that and are never interrupted."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _concurrency(config: Config) -> int:
@@ -172,7 +166,15 @@ def _worker_context() -> str:
     """forkserver where there is one: it imports this module once and never torch."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
+    from multiprocessing import forkserver, resource_tracker
+
     multiprocessing.get_context("forkserver").set_forkserver_preload(["a2c.envs"])
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()  # its workers inherit the mask: Ctrl-C is the parent's business
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return "forkserver"
 
 

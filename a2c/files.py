@@ -74,8 +74,10 @@ class CsvTable:
     def _drop(self) -> None:
         rows: list[list[str]] = []
         if self.drop_behind >= 0 and self.path.exists():
-            with open(self.path, newline="", encoding="utf-8") as old:
-                rows = [row for row in csv.reader(old) if self._is_row(row) and int(row[0]) <= self.drop_behind]
+            with open(self.path, newline="", encoding="utf-8", errors="replace") as old, suppress(csv.Error):
+                for row in csv.reader(old):
+                    if self._is_row(row) and int(row[0]) <= self.drop_behind:
+                        rows.append(row)
         write_atomically(self.path, _csv_text([self.columns, *rows]))
         self.drop_behind = None
 

@@ -154,7 +154,9 @@ class GameEnvs(VectorWrapper):
         """End the environments; worker processes that cannot be asked any more are killed."""
         vector = self.env
         if not isinstance(vector, AsyncVectorEnv):
-            return vector.close(**kwargs)
+            with suppress(WorkerError), self._asking():
+                vector.close(**kwargs)
+            return
         if not self.broken and vector._state == AsyncState.DEFAULT:
             with suppress(WorkerError), self._asking():
                 vector.close(**kwargs)

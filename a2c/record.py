@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ class Record:
     def __init__(self, run_dir: Path, config: Config, resumed_at: int | None) -> None:
         """`resumed_at`: env_steps at which a resumed run goes on; rows behind them are dropped."""
         self.run_dir, self.config = run_dir, config
-        self.display = Display(config)
         self.logger = RunLogger(run_dir, config, resumed_at)
-        self.saved_at = resumed_at or 0  # env_steps of the newest checkpoint
+        self.display = Display(config)
+        # env_steps of the newest checkpoint; a new run has none, so one is due.
+        self.saved_at = -config.checkpoint_every if resumed_at is None else resumed_at
         self.said: set[str] = set()
         self.retry_at = 0.0  # when to try a disk again that has refused
 
@@ -62,17 +64,18 @@ class Record:
         """False for a while behind a refusal of the disk."""
         return time.perf_counter() >= self.retry_at
 
-    def save(self, state: dict[str, Any], is_best: bool) -> bool:
-        """Write latest.pt, and best.pt where `is_best`; False where the disk refuses."""
+    def save(self, name: str, state: dict[str, Any]) -> bool:
+        """Write `state` to the file `name`; False where the disk refuses."""
 
         def write() -> None:
             self.logger.keep_directory()
-            for name in (BEST, LATEST) if is_best else (LATEST,):
-                save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
+            save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
 
         if not self._attempt(write):
+            self.retry_at = time.perf_counter() + DISK_RETRY
             return False
-        self.saved_at = state["env_steps"]
+        if name == LATEST:
+            self.saved_at = state["env_steps"]
         return True
 
     def rewind(self, env_steps: int) -> None:
@@ -82,7 +85,8 @@ class Record:
     def report(self, row: dict[str, float], outcome: str) -> None:
         """Draw the curve and print the table that ends a run."""
         title = f"{self.config.env}, seed {self.config.seed}"
-        self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
+        with suppress(ValueError, TypeError, KeyError):  # somebody's editor was in episodes.csv
+            self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
         self.display.summary(row, outcome, self.run_dir)
 
     def close(self) -> None:
@@ -96,6 +100,5 @@ class Record:
         except OSError as error:
             reason = error.strerror or error
             self.say(f"cannot write to {self.run_dir}: {reason}; the run goes on and tries again", once=True)
-            self.retry_at = time.perf_counter() + DISK_RETRY
             return False
         return True

@@ -22,8 +22,8 @@ from a2c.config import Config
 Snapshot = list[dict[str, Any]]
 REPEATS = 100  # even at a sticky probability of 0.9 an action that is repeated so often has come through
 PLAIN = (bool, int, float, str, type(None), np.generic)
-# Beside plain values: what has a snapshot of its own, and what does not change.
-KNOWN = (ale_py.ALEInterface, ale_py.Action, np.random.Generator, gym.Space, EnvSpec, Config, np.ndarray)
+STATEFUL = (ale_py.ALEInterface, np.random.Generator)  # have a snapshot of their own, as attributes
+CONSTANT = (ale_py.Action, gym.Space, EnvSpec, Config)
 
 
 class Resumable(gym.Wrapper):
@@ -95,11 +95,14 @@ def _is_plain(value: Any) -> bool:
 
 def _is_opaque(value: Any) -> bool:
     """True for an object that may hold state which no snapshot sees, such as a physics engine's world."""
-    if isinstance(value, list | tuple | set | deque):
-        return any(map(_is_opaque, value))
+    if isinstance(value, list | tuple | deque):
+        return any(_is_opaque(item) or isinstance(item, STATEFUL) for item in value)
     if isinstance(value, dict):
-        return any(map(_is_opaque, value.values()))
-    return not (_is_plain(value) or callable(value) or isinstance(value, KNOWN))
+        keys = all(isinstance(key, bool | int | float | str) for key in value)
+        return not keys or _is_opaque(list(value.values()))
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind not in "biufSU"  # texts, such as the map of a lake, do not change
+    return not (_is_plain(value) or callable(value) or isinstance(value, (*STATEFUL, *CONSTANT)))
 
 
 def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
@@ -109,7 +112,9 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
         if not isinstance(value, dict):
             setattr(layer, name, copy.deepcopy(value))
             continue
-        (kind, content), current = next(iter(value.items())), getattr(layer, name)
+        (kind, content), current = next(iter(value.items())), getattr(layer, name, None)
+        if current is None and kind != "value":
+            return False
         if kind == "emulator":
             for _ in range(REPEATS):  # a sticky emulator keeps its last action outside of its state
                 current.act(layer._action_set[values["last_action"]])

@@ -18,13 +18,11 @@ from a2c.games import GameEnvs, WorkerError
 from a2c.learner import Learner
 from a2c.logger import Meter, Scores, metrics_row
 from a2c.networks import resolve
-from a2c.record import LATEST, Record
+from a2c.record import BEST, LATEST, Record
 from a2c.rollout import Collector, Rollout
 from a2c.signals import StopRequest, stop_on_signals
 
-SNAPSHOT_EVERY = (
-    25  # rollouts (of 20 decisions or more) between two states in memory, to which a run goes back when a worker dies
-)
+SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
 
@@ -142,6 +140,7 @@ class Trainer:
             self._load(state)
             self.record.rewind(self.learner.env_steps)
             self.meter.begin_row(self.learner.env_steps)
+            self.row = {}
             if self.stop:  # a signal to the whole process group ends the workers too
                 return self._finish(state)
             if self.restarts > self.config.max_worker_restarts:
@@ -151,8 +150,8 @@ class Trainer:
             try:
                 same = self._start_games(state)
                 break
-            except WorkerError as again:
-                error = again
+            except (WorkerError, ValueError) as again:
+                error = again if isinstance(again, WorkerError) else WorkerError(str(again))
         games = "the same games go on" if same else "every environment starts a new game"
         tries = f"(try {self.restarts} of {self.config.max_worker_restarts})"
         self.record.say(f"{error}: started again at {self.learner.env_steps:,} env_steps, {games} {tries}")
@@ -193,11 +192,11 @@ class Trainer:
             self.record.metrics(self.row, self.n_actions)
             self.meter.begin_row(env_steps)
         distance = env_steps - self.record.saved_at
-        if distance >= self.config.checkpoint_every or (last and distance):
-            return self.record.can_save and self._save(state or self._remember())
+        if (distance >= self.config.checkpoint_every or (last and distance)) and self.record.can_save:
+            return self._save(state or self._remember())
         if not last and env_steps - self.snapshot["env_steps"] >= self.snapshot_distance:
             self._remember()
-        return True
+        return not (last and distance)
 
     def _finish(self, state: dict[str, Any] | None = None) -> None:
         """The last row and checkpoint (of `state`); waits for a disk that refuses it."""
@@ -223,12 +222,10 @@ class Trainer:
         return self.snapshot
 
     def _save(self, state: dict[str, Any]) -> bool:
-        is_best = self.scores.full and self.scores.mean > self.saved_best
-        best = self.scores.mean if is_best else self.saved_best
-        saved = self.record.save({**state, "saved_best": best}, is_best)
-        if saved:  # best.pt does not go back when a run does
-            self.saved_best = self.snapshot["saved_best"] = best
-        return saved
+        mean = self.scores.mean
+        if self.scores.full and mean > self.saved_best and self.record.save(BEST, {**state, "saved_best": mean}):
+            self.saved_best = self.snapshot["saved_best"] = mean  # best.pt does not go back when a run does
+        return self.record.save(LATEST, {**state, "saved_best": self.saved_best})
 
     def _load(self, state: dict[str, Any]) -> None:
         """Go back to `state`, but for the games."""
@@ -237,14 +234,15 @@ class Trainer:
         self.saved_best, self.seconds_before = float(state["saved_best"]), float(state["seconds"])
 
     def _read_checkpoint(self) -> dict[str, Any]:
-        if self.run_dir.is_dir():
-            self.claim()  # nobody else may write a newer one meanwhile
         path = self.run_dir / LATEST
-        with ExitStack() as refused, loading(path):
+        with ExitStack() as refused:
             refused.callback(self.close)
+            if self.run_dir.is_dir():
+                self.claim()  # nobody else may write a newer one meanwhile
             state = load_checkpoint(path)
-            check_belongs(state, self.config, path)
-            load_network(self.learner.net, state, path)
-            self._load(state)
+            with loading(path):
+                check_belongs(state, self.config, path)
+                load_network(self.learner.net, state, path)
+                self._load(state)
             refused.pop_all()
         return state

@@ -113,6 +113,24 @@ def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys):
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 4000
 
 
+def test_a_refused_row_does_not_keep_the_checkpoint_from_being_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "DISK_RETRY", 600.0)
+    run_dir, saved = tmp_path / "run", []
+    save = record.save_checkpoint
+
+    def note(path, state, **kwargs):
+        saved.append(state["env_steps"])
+        save(path, state, **kwargs)
+
+    def block():
+        (run_dir / "episodes.csv").unlink()
+        (run_dir / "episodes.csv").mkdir()
+
+    monkeypatch.setattr(record, "save_checkpoint", note)
+    _, code = disturbed(run_dir, block)
+    assert code == 0 and saved == [0, 80, 160, 240, 320, 400, 480]
+
+
 def test_a_directory_that_vanishes_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
     run_dir = tmp_path / "run"
     _, code = disturbed(run_dir, lambda: shutil.rmtree(run_dir))

@@ -198,23 +198,38 @@ def test_a_failed_start_leaves_no_worker():
     assert set(multiprocessing.active_children()) == before
 
 
-def test_a_hanging_worker_ends_with_its_trainer(tmp_path):
+def hanging_run(tmp_path, backend):
+    """A run in a process of its own whose environments hang for ever, once they do."""
     flags = troubled(tmp_path, "hang")
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym; "
     code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]}); "
-    code += "from a2c.cli import train; train(sys.argv[4:])"
-    name = flags[flags.index("--env") + 1]
-    arguments = [str(Path(__file__).parent), name, str(tmp_path / "order"), *flags, "--env-timeout", "600"]
-    run = subprocess.Popen([sys.executable, "-c", code, *arguments, "--run-dir", str(tmp_path / "run")])
+    code += "from a2c.cli import train; sys.exit(train(sys.argv[4:]))"
+    arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
+    arguments += ["--backend", backend, "--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
+    run = subprocess.Popen([sys.executable, "-c", code, *arguments])
     end = time.monotonic() + 60
     while not (tmp_path / "hanging").exists() and time.monotonic() < end:
         time.sleep(0.1)
+    return run
+
+
+def test_a_hanging_worker_ends_with_its_trainer(tmp_path):
+    run = hanging_run(tmp_path, "async")
     children = psutil.Process(run.pid).children(recursive=True)
     assert len(children) >= 16
     run.kill()
     run.wait()
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
+    run = hanging_run(tmp_path, "sync")
+    run.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.wait(1.0)  # it would finish the rollout
+    run.send_signal(signal.SIGINT)
+    assert run.wait(5.0) == 130
 
 
 def test_a_run_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Closed forms proved by learning them, and one real task. Seeds are fixed; others were tried too."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,26 +42,9 @@ def test_the_identity_task_is_learned(seed):
     assert policy.diagonal().min() > 0.8
 
 
-def test_cartpole_is_learned(tmp_path, seed=0):
-    # Seeds 0 to 3 reach the mark within 25,000 to 61,000 decisions.
-    config = Config(
-        env="CartPole-v1",
-        backend="sync",
-        num_envs=8,
-        threads=1,
-        precision="float32",
-        rollout_steps=16,
-        batches_per_rollout=1,
-        gae_lambda=0.95,
-        learning_rate=0.003,
-        adam_eps=1e-5,
-        entropy_coef=0.0,
-        total_env_steps=300_000,
-        stop_reward=195.0,
-        seed=seed,
-        run_dir=tmp_path / "run",
-        progress=False,
-    )
+def test_cartpole_is_solved_by_its_preset(tmp_path):
+    # Seeds 0 to 19 were tried: all of them, within 94,000 to 187,000 decisions.
+    config = replace(Config.from_preset("cartpole"), seed=4, run_dir=tmp_path / "run", progress=False)
     trainer = Trainer(config)
     assert trainer.run() == 0
-    assert trainer.scores.best_mean >= 195.0 and trainer.learner.env_steps < 300_000
+    assert trainer.scores.mean >= 475.0 and trainer.learner.env_steps < 400_000

@@ -1,8 +1,10 @@
 """A run that is stopped and resumed equals one that never stopped, bit for bit."""
 
+import copy
 import csv
 
 import ale_py
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -141,3 +143,35 @@ def test_a_resumed_run_may_change_what_the_environments_do(tmp_path):
     assert trainer.run() == 0
     with open(tmp_path / "run" / "episodes.csv", newline="", encoding="utf-8") as file:
         assert max(int(row["length"]) for row in csv.DictReader(file)) <= 50
+
+
+class Odd(gym.Env):
+    """An environment with state that no snapshot can hold, or that a fresh one does not have yet."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, hidden):
+        self.hidden = hidden
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.trail = [*getattr(self, "trail", []), int(action)]
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("hidden", "exact"),
+    [
+        *((3, True), ({"a": [1, (2.0, None)]}, True), (object(), False), ({1, 2}, False), ({(0, 1): 2}, False)),
+        *(([np.random.default_rng(0)], False), (np.array([object()]), False)),
+    ],
+)
+def test_state_that_a_snapshot_cannot_hold_is_noticed(hidden, exact):
+    first, other = Resumable(Odd(hidden)), Resumable(Odd(copy.deepcopy(hidden)))
+    first.step(1)
+    other.snapshot = to_arrays(to_tensors(first.snapshot))
+    assert other.exact == exact
+    assert other.unwrapped.trail == [1]

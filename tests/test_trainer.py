@@ -133,7 +133,7 @@ def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
     saved = []
     save = Record.save
     monkeypatch.setattr(
-        Record, "save", lambda self, state, best: saved.append(state["env_steps"]) or save(self, state, best)
+        Record, "save", lambda self, name, state: saved.append(state["env_steps"]) or save(self, name, state)
     )
     Trainer(tiny(tmp_path / "run", checkpoint_every=150)).run()
     assert saved == [0, 160, 320, 480]
