@@ -29,7 +29,7 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
     training.start()
     config, precision = training.config, str(training.compute.precision).removeprefix("torch.")
     batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.batches_per_rollout
-    network = type(training.net).__name__
+    network = type(training.learner.net).__name__
     return (
         lambda: len(training.advance()),
         training.close,
