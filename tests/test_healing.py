@@ -12,7 +12,8 @@ from pathlib import Path
 import gymnasium as gym
 import psutil
 import pytest
-from test_resume import lived, same
+from test_resume import lived
+from toys import same
 
 from a2c import cli, trainer
 from a2c.checkpoint import load_checkpoint

@@ -7,7 +7,7 @@ import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
+from toys import same
 
 from a2c import snapshot
 from a2c.atari import find_spec, make_env
@@ -24,17 +24,6 @@ def lived(run_dir, name):
     """Rows of a CSV file without its wall times."""
     with open(run_dir / name, newline="", encoding="utf-8") as file:
         return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
-
-
-def same(a, b):
-    """Equal in every number of nested values."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 
 def run(run_dir, flags, stops):

@@ -132,3 +132,14 @@ def fill_next_values(rollout: Rollout, net: nn.Module) -> None:
     rollout.next_values = torch.cat([rollout.values[1:], net(rollout.next_obs)[1].squeeze(1)[None]])
     for (t, n), obs in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True):
         rollout.next_values[t, n] = net(obs[None])[1].squeeze()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in every number of nested values."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b

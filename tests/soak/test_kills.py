@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
+from toys import same
 
 import a2c
 from a2c import trainer
@@ -28,17 +28,6 @@ TRAIN_PY = Path(a2c.__file__).parent.parent / "train.py"
 FLAGS = ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2", "--no-progress"]
 ROLLOUT = 16 * 20
 PARTS = ("network", "optimizer", "collector", "scores", "windows", "updates")
-
-
-def same(a, b):
-    """Equal in every number of nested values."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return bool((a == b).all()) if hasattr(a, "shape") else a == b
 
 
 def undisturbed(run_dir, env_steps):
