@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from a2c.batch import Experience as Experience
     from a2c.batch import unpack_batch as unpack_batch
+    from a2c.collector import Collector as Collector
     from a2c.config import Config as Config
     from a2c.envs import make_envs as make_envs
     from a2c.evaluation import evaluate as evaluate
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
     from a2c.networks import AtariA2C as AtariA2C
     from a2c.presets import PRESETS as PRESETS
     from a2c.returns import lambda_returns as lambda_returns
-    from a2c.rollout import Collector as Collector
     from a2c.rollout import Rollout as Rollout
     from a2c.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 _HOME = {
     "AtariA2C": "networks",
-    "Collector": "rollout",
+    "Collector": "collector",
     "Config": "config",
     "Experience": "batch",
     "PRESETS": "presets",

@@ -20,7 +20,10 @@ from ale_py.env import AtariEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
-from a2c.config import FRAME_SKIP, FRAME_STACK, Config, nearest
+from a2c.config import Config
+from a2c.rules import FRAME_SKIP, nearest
+
+CROP = slice(34, 194)  # rows of the playing field, as the A3C programs for universe cut them
 
 gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -90,13 +93,13 @@ def sticky_probability(config: Config, spec: EnvSpec) -> float:
 
 
 class AtariGame(AtariEnv):
-    """One Atari game as the agent sees it: 4 frames per decision, the newest 4 pictures as observation.
+    """One Atari game as the agent sees it: 4 frames per decision, the newest pictures (4) as observation.
 
     Preprocessing follows Machado et al. (2018), section 3, and gives the pixels of gymnasium's
     `AtariPreprocessing` and `FrameStackObservation`. Their layers of Python cost a worker a fifth
     more: they are cold in the cache whenever 50 processes share a few cores.
 
-    The observation `[4, S, S]` is one array that the next step overwrites; a reset makes a new one.
+    The observation `[frame_stack, S, S]` is one array that the next step overwrites; a reset makes a new one.
     """
 
     def __init__(self, config: Config, spec: EnvSpec, seed: int) -> None:
@@ -111,7 +114,7 @@ class AtariGame(AtariEnv):
         self.last_action = 0  # what a sticky emulator may repeat; `cloneState` does not know it
         self.decisions = 0  # of the running game
         self.pooled, self.screen = np.zeros((2, *self.ale.getScreenDims()), np.uint8)
-        self.frames = np.zeros((FRAME_STACK, config.frame_size, config.frame_size), np.uint8)
+        self.frames = np.zeros((config.frame_stack, config.frame_size, config.frame_size), np.uint8)
         self.observation_space = gym.spaces.Box(0, 255, self.frames.shape, np.uint8)
 
     def seed_game(self, seed: int | None = None) -> tuple[int, int]:
@@ -159,7 +162,8 @@ class AtariGame(AtariEnv):
         """Push the pooled, scaled picture onto the stack."""
         np.maximum(self.pooled, self.screen, out=self.pooled)
         self.frames[:-1] = self.frames[1:]
-        cv2.resize(self.pooled, self.frames.shape[1:], self.frames[-1], interpolation=cv2.INTER_AREA)
+        picture = self.pooled[CROP] if self.config.crop else self.pooled
+        cv2.resize(picture, self.frames.shape[1:], self.frames[-1], interpolation=cv2.INTER_AREA)
         return self.frames
 
     def _info(self) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from a2c.config import Config, nearest
+from a2c.config import Config
+from a2c.rules import nearest
 
 T = TypeVar("T")
 USAGE = """usage: a2c COMMAND [OPTIONS]

@@ -1,4 +1,4 @@
-"""Every setting of a run: one frozen dataclass and its rules.
+"""Every setting of a run: one frozen dataclass. Its rules stand in `a2c.rules`.
 
 Only plain values live here. This module imports neither torch nor gymnasium, so `--help`,
 a wrong flag and the worker processes stay fast.
@@ -7,53 +7,20 @@ a wrong flag and the worker processes stay fast.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from a2c.presets import PRESETS
+from a2c.rules import check, check_choice
 
-FRAME_SKIP = 4  # emulator frames per agent decision, in every backend
-FRAME_STACK = 4  # newest frames that one observation holds
-
-
+Algorithm = Literal["a2c", "a3c", "ga3c"]
 Backend = Literal["async", "native", "sync"]
-Network = Literal["auto", "atari", "small", "nature", "mlp"]
+Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm"]
+Optimizer = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
-
-INT_RULES = {
-    "num_envs": (1, 10_000),
-    "frame_size": (36, 512),
-    "noop_max": (0, 10_000),
-    "max_episode_frames": (FRAME_SKIP, 2**31 - 1),
-    "rollout_steps": (1, 100_000),
-    "batches_per_rollout": (1, 10_000),
-    "sliding_batch": (0, 1_000_000),
-    "total_env_steps": (1, 10**15),
-    "stop_after": (0, 10**15),
-    "seed": (0, 2_000_000_000),
-    "threads": (0, 1024),
-    "checkpoint_every": (1, 10**15),
-    "max_worker_restarts": (0, 1_000_000),
-}
-FLOAT_RULES = {
-    "sticky_actions": (0.0, 1.0),
-    "reward_clip": (0.0, 1e9),
-    "gamma": (0.0, 1.0),
-    "gae_lambda": (0.0, 1.0),
-    "learning_rate": (0.0, 10.0),
-    "adam_eps": (0.0, 1.0),
-    "entropy_coef": (0.0, 100.0),
-    "value_coef": (0.0, 100.0),
-    "max_grad_norm": (0.0, 1e9),
-    "stop_reward": (-1e12, 1e12),
-    "log_every": (0.0, 86_400.0),
-    "env_timeout": (0.0, 86_400.0),
-}
 
 
 @dataclass(frozen=True)
@@ -61,17 +28,25 @@ class Config:
     """One training run. Units: `env_steps` are agent decisions summed over environments."""
 
     preset: str = "default"
-    """Named set of values that the other flags start from: default, pong-fast, cartpole or book."""
+    """Named set of values that the other flags start from (see the README's table)."""
+    algorithm: Algorithm = "a2c"
+    """a2c: all play, then all learn; a3c: workers that share one network; ga3c: players, a predictor, a trainer."""
+    workers: int = 0
+    """Processes of a3c and ga3c, each with its share of num_envs (count; 0 = one per core, for ga3c two)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
     """Gymnasium id of the game (any id with a discrete action space)."""
     backend: Backend = "async"
-    """async: one process per environment; native: ale-py's C++ threads (Atari only); sync: one loop."""
+    """async: a process per environment (a3c, ga3c: a loop per worker); native: ale-py's C++ threads; sync: a loop."""
     num_envs: int = 50
     """Environments that play side by side (count)."""
     frame_size: int = 84
     """Height and width of an Atari observation (pixels)."""
+    frame_stack: int = 4
+    """Newest frames that an Atari observation holds (count)."""
+    crop: bool = False
+    """Keep only the rows 34 to 193 of an Atari screen, without score and lower rim."""
     noop_max: int = 30
     """Most no-op frames at the start of a game (emulator frames; 0 = none)."""
     sticky_actions: float | None = None
@@ -85,9 +60,11 @@ class Config:
 
     # --- network ------------------------------------------------------------------------
     network: Network = "auto"
-    """auto: atari for images, mlp for vectors; nature: one shared 512 layer; small: for 42x42 frames."""
+    """auto: atari for images, mlp for vectors; nature, nips, small: shared layers; lstm: with a memory."""
+    lstm_units: int = 0
+    """Size of the memory of --network lstm (units; 0 = 256 for images, 16 for vectors)."""
     normalize_obs: bool = True
-    """Centre and scale each pixel of an image by its running mean and standard deviation (else divide by 256)."""
+    """Centre and scale images by running means and standard deviations, per pixel; lstm: per image (else / 256)."""
     precision: Precision = "auto"
     """Arithmetic of the network; auto takes bfloat16 where the processor has it. Parameters stay float32."""
 
@@ -103,15 +80,25 @@ class Config:
     gae_lambda: float = 0.95
     """Trace decay of the lambda-return; 1 is the n-step return (0 to 1)."""
     learning_rate: float = 0.003
-    """Step size of Adam (per update)."""
+    """Step size of the optimiser (per update)."""
     lr_decay: bool = True
     """Lower the learning rate linearly to zero at total_env_steps."""
+    optimizer: Optimizer = "adam"
+    """Rule of the optimiser's step."""
     adam_eps: float = 1e-3
     """Term added to Adam's denominator (gradient units)."""
+    rmsprop_decay: float = 0.99
+    """Decay of RMSprop's mean of squared gradients (per update, 0 to 1)."""
+    rmsprop_eps: float = 1e-5
+    """Term added to RMSprop's denominator (gradient units; squared if inside)."""
+    rmsprop_eps_inside: bool = False
+    """Add rmsprop_eps under the root, as the first A3C programs did."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus (per nat)."""
     value_coef: float = 0.5
     """Weight of the squared value error (per squared return)."""
+    log_eps: float | None = None
+    """Take log(pi + log_eps) in the policy gradient, against lag (0 to 1; None = 1e-6 for ga3c, else 0)."""
     max_grad_norm: float = 0.5
     """Bound on the L2 norm of a gradient (gradient units; 0 = no clipping)."""
 
@@ -152,37 +139,13 @@ class Config:
                 if not isinstance(value, str | Path):
                     raise ValueError(f"{name} must be a path, got {value!r}")
                 object.__setattr__(self, name, Path(value))
-        self.validate()
-        object.__setattr__(self, "batches_per_rollout", min(self.batches_per_rollout, self.num_envs))
-
-    def validate(self) -> None:
-        """Raise ValueError naming the field, the rule and the value of the first bad setting."""
-        _check_choice("preset", self.preset, tuple(PRESETS))
-        for name, kind in (("backend", Backend), ("network", Network), ("precision", Precision)):
-            _check_choice(name, getattr(self, name), get_args(kind))
-        for name, (low, high) in INT_RULES.items():
-            _check_number(name, getattr(self, name), low, high, integer=True)
-        for name, (low, high) in FLOAT_RULES.items():
-            if getattr(self, name) is not None or name not in ("sticky_actions", "stop_reward"):
-                _check_number(name, getattr(self, name), low, high)
-        for name in ("learning_rate", "adam_eps", "log_every", "env_timeout"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("end_of_life", "normalize_obs", "lr_decay", "cuda", "deterministic", "progress"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        check(self)
+        check_choice("preset", self.preset, tuple(PRESETS))
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         changes = PRESETS[self.preset]
         if changes and all(getattr(self, name) == defaults[name] for name in changes):
             raise ValueError(f"preset must be resolved by Config.from_preset({self.preset!r}), got the plain defaults")
-        if self.resume is not None and self.run_dir is not None:
-            raise ValueError(f"run_dir must be left out when resume is set, got {self.run_dir}")
-        if self.sliding_batch and self.gae_lambda != 1.0:
-            raise ValueError(f"gae_lambda must be 1 when sliding_batch is set, got {self.gae_lambda}")
-        if self.sliding_batch and self.batches_per_rollout != 1:
-            raise ValueError(f"batches_per_rollout must be 1 when sliding_batch is set, got {self.batches_per_rollout}")
-        if not self.env or not isinstance(self.env, str):
-            raise ValueError(f"env must be a Gymnasium id, got {self.env!r}")
+        object.__setattr__(self, "batches_per_rollout", min(self.batches_per_rollout, self.num_envs))
 
     @property
     def target_score(self) -> float | None:
@@ -199,7 +162,7 @@ class Config:
     @staticmethod
     def from_preset(name: str) -> Config:
         """The defaults with the changes of the preset `name`."""
-        _check_choice("preset", name, tuple(PRESETS))
+        check_choice("preset", name, tuple(PRESETS))
         return Config(**{"preset": name, **PRESETS[name]})
 
     @staticmethod
@@ -213,7 +176,7 @@ class Config:
             raise ValueError(f"config must be a JSON object, got {type(values).__name__}")
         names = {field.name for field in dataclasses.fields(Config)}
         for name in values:
-            _check_choice("config field", name, tuple(names))
+            check_choice("config field", name, tuple(names))
         return Config(**values)
 
 
@@ -225,23 +188,3 @@ def available_cores() -> int:
         return max(1, min(cores, round(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or the quota is "max"
         return cores
-
-
-def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
-    """A readable hint with the names closest to `name`, or all of them where none is close."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known)[:20])}"
-
-
-def _check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(
-            f"{field} must be one of {', '.join(sorted(known))}, got {value!r}; {nearest(str(value), known)}"
-        )
-
-
-def _check_number(field: str, value: Any, low: float, high: float, integer: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
-        raise ValueError(f"{field} must be {'an integer' if integer else 'a number'}, got {value!r}")
-    if math.isnan(value) or not low <= value <= high:
-        raise ValueError(f"{field} must be at least {low} and at most {high}, got {value}")

@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from a2c.atari import find_spec, is_atari
-from a2c.config import FRAME_SKIP, Config
+from a2c.config import Config
+from a2c.rules import FRAME_SKIP
 
 SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
 

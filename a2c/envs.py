@@ -23,8 +23,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
-from a2c.config import FRAME_SKIP, FRAME_STACK, Config, available_cores
+from a2c.config import Config, available_cores
 from a2c.games import GameEnvs, WorkerError, worker_error
+from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
 
@@ -115,7 +116,7 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
         autoreset_mode=AutoresetMode.SAME_STEP,
         img_height=config.frame_size,
         img_width=config.frame_size,
-        stack_num=FRAME_STACK,
+        stack_num=config.frame_stack,
         frameskip=FRAME_SKIP,
         noop_max=config.noop_max,
         reward_clipping=False,

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from a2c.checkpoint import CheckpointError, load_checkpoint, load_network
+from a2c.collector import sample
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs
 from a2c.networks import make_network
-from a2c.rollout import sample
+from a2c.recurrent import empty_memory, step
 
 
 def load_policy(run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False) -> tuple[Config, nn.Module, dict]:
@@ -62,10 +63,13 @@ def evaluate(
         scores: list[float] = []
         played = np.zeros(rows, np.int64)
         obs, _ = envs.reset()
+        memory, starts = empty_memory(net, rows, compute.device), np.ones(rows, bool)
         while len(scores) < episodes:
-            logits, _ = net(torch.from_numpy(np.array(obs)).to(compute.device))
+            seen, began = (torch.from_numpy(np.array(x)).to(compute.device) for x in (obs, starts))
+            logits, _, memory = step(net, seen, memory, began)
             actions = logits.argmax(dim=1) if greedy else sample(logits.float(), generator)[0]
-            obs, _, _, _, info = envs.step(actions.cpu().numpy())
+            obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
+            starts = terminated | truncated
             for game in info["episodes"]:
                 if played[game.env] < quota[game.env]:
                     played[game.env] += 1

@@ -5,7 +5,7 @@ The contract of `GameEnvs`, whatever the backend:
 ========== ======================= ==========================================================
 name       shape, dtype            meaning
 ========== ======================= ==========================================================
-obs        [N, 4, S, S] uint8      newest frame last; frames before a game's start are zeros
+obs        [N, K, S, S] uint8      K = frame_stack; newest frame last; frames before a game's start are zeros
                                    (other ids: the environment's own observation)
 rewards    [N] float32             raw game points of this decision
 terminated [N] bool                the episode ended by the game's rules (or by a lost life)

@@ -12,8 +12,9 @@ from a2c.batch import SlidingWindows
 from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.networks import make_network
+from a2c.optimizer import learning_rate, load_optimizer, make_optimizer
 from a2c.rollout import Rollout
-from a2c.update import Batch, Update, learn, learning_metrics, learning_rate, make_optimizer
+from a2c.update import Batch, Update, learn, learning_metrics
 
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
@@ -81,15 +82,7 @@ class Learner:
         """Go on where `state_dict` was taken."""
         self.net.load_state_dict(state["network"])
         refresh(self.twin, self.net)
-        groups = self.optimizer.state_dict()["param_groups"]  # the flags of this run hold, not those of the last
-        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        for parameter, moments in self.optimizer.state.items():
-            if {name: value.shape for name, value in moments.items()} != {
-                "step": torch.Size(),
-                "exp_avg": parameter.shape,
-                "exp_avg_sq": parameter.shape,
-            }:
-                raise ValueError("the optimiser's moments do not fit the network")
+        load_optimizer(self.optimizer, state["optimizer"])
         self.windows.load_state_dict(state["windows"])
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
         self.newest, self._metrics = None, {name: float(value) for name, value in state["learning"].items()}

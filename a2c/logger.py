@@ -17,7 +17,7 @@ from a2c.config import Config
 from a2c.files import CsvTable, EventFile, write_atomically
 from a2c.games import Episode
 from a2c.learner import Learner
-from a2c.update import learning_rate
+from a2c.optimizer import learning_rate
 
 METRICS = {
     "env_steps": "agent decisions summed over environments (count)",
@@ -40,7 +40,7 @@ METRICS = {
     "grad_l2": "L2 norm of the gradient before the clip",
     "grad_max": "largest size of one gradient entry before the clip",
     "grad_var": "variance of the gradient's entries before the clip",
-    "learning_rate": "Adam's step size now",
+    "learning_rate": "step size of the optimiser now",
     "share_env": "share of wall time in which environments step (0 to 1)",
     "share_act": "share of wall time in which the policy acts (0 to 1)",
     "share_learn": "share of wall time in which batches are learned (0 to 1)",

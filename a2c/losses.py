@@ -31,6 +31,7 @@ def a2c_loss(
     *,
     entropy_coef: float = 0.01,
     value_coef: float = 0.5,
+    log_eps: float = 0.0,
     behaviour_log_probs: Tensor | None = None,
 ) -> A2CLoss:
     """Advantage actor-critic loss of a batch.
@@ -38,12 +39,13 @@ def a2c_loss(
     ::
 
         A[b]  = returns[b] - stop_gradient(V[b])
-        total = -mean(rho * A * log pi(a)) + value_coef * mean((returns - V)^2) - entropy_coef * mean(H(pi))
+        total = -mean(rho * A * log(pi(a) + log_eps)) + value_coef * mean((returns - V)^2) - entropy_coef * mean(H(pi))
         rho   = min(1, pi(a) / behaviour(a)), a constant; 1 without behaviour_log_probs
 
     Sources: Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning",
     section 4 and algorithm S3; the clipped ratio is V-trace's (Espeholt et al., 2018,
-    section 4.1) with rho-bar = 1.
+    section 4.1) with rho-bar = 1; log_eps is GA3C's guard (Babaeizadeh et al., 2017, section 5.3):
+    the gradient of an action fades where the policy has given it up since it was taken.
 
     Args:
         logits: `[B, A]` unnormalised log-probabilities.
@@ -52,6 +54,7 @@ def a2c_loss(
         returns: `[B]` float returns; they carry no gradient.
         entropy_coef: weight of the entropy bonus.
         value_coef: weight of the squared value error.
+        log_eps: probability added inside the logarithm.
         behaviour_log_probs: `[B]` log-probability of each action when it was taken, for
             batches behind the first of a rollout.
 
@@ -75,7 +78,8 @@ def a2c_loss(
     ratio = torch.ones_like(log_prob)
     if behaviour_log_probs is not None:
         ratio = (log_prob.detach() - behaviour_log_probs.detach()).exp().clamp(max=1.0)
-    policy = -(ratio * advantage * log_prob).mean()
+    guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
+    policy = -(ratio * advantage * guarded).mean()
     value = F.mse_loss(values, returns)
     entropy = -(log_probs.exp() * log_probs).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy

@@ -1,7 +1,8 @@
 """Networks: observation in, action logits and state value out. They know no environment.
 
 Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
-`(logits [B, A], values [B, 1])`.
+`(logits [B, A], values [B, 1])`. One with a memory, `LstmA2C`, starts that from nothing; how
+to give it its past stands in `a2c.recurrent`.
 """
 
 from __future__ import annotations
@@ -14,46 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from a2c.config import Config
-
-
-class PixelNorm(nn.Module):
-    """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
-
-    The statistics are those of the newest frame, cumulative over training, and hold for each
-    frame of the stack. They are part of the policy: buffers in its state_dict, changed by
-    `update` alone, so acting, learning and evaluation see the same numbers. A ball that
-    covers a pixel one time in a thousand becomes a signal of 5 on a background of 0.
-    """
-
-    CLIP = 5.0
-    mean: Tensor
-    var: Tensor
-    count: Tensor
-
-    def __init__(self, frame_shape: tuple[int, int]) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.full(frame_shape, 128.0))
-        self.register_buffer("var", torch.full(frame_shape, 64.0**2))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """`[..., H, W]` pixels 0..255 to `[..., H, W]` float32 in -5..5."""
-        # +1: one grey level of noise, so that a constant pixel stays quiet.
-        scaled = obs.to(torch.float32, copy=True).sub_(self.mean).mul_((self.var + 1.0).rsqrt())
-        return scaled.clamp_(-self.CLIP, self.CLIP)
-
-    @torch.no_grad()
-    def update(self, frames: Tensor) -> None:
-        """Merge the statistics of `frames [B, H, W]` (Chan et al., 1983, equation 2.1)."""
-        # Moments about the running mean, which is near: five times as fast as torch.var_mean along this dimension.
-        apart = frames.to(torch.float32, copy=True).sub_(self.mean)
-        delta = apart.mean(dim=0)
-        var = (apart.square_().mean(dim=0) - delta.square()).clamp_(min=0.0)
-        total = self.count + len(frames)
-        share = len(frames) / total.float()
-        self.var += (var - self.var) * share + delta.square() * share * (1.0 - share)
-        self.mean += delta * share
-        self.count.copy_(total)
+from a2c.normalizers import FrameNorm, PixelNorm
 
 
 class AtariA2C(nn.Module):
@@ -95,11 +57,13 @@ class SharedA2C(nn.Module):
     """Convolutions and one hidden layer that policy and value share.
 
     `nature`: the convolutions of `AtariA2C` and 512 units, which is what Stable-Baselines3
-    trains. `small`: 16x4 stride 2, 32x4 stride 2 and 256 units, for 42x42 frames.
+    trains. `nips`: 16x8 stride 4, 32x4 stride 2 and 256 units (Mnih et al., 2013), which A3C and
+    GA3C took. `small`: 16x4 stride 2, 32x4 stride 2 and 256 units, for 42x42 frames.
     """
 
     KINDS: ClassVar = {  # name: (convolutions as (channels, kernel, stride), hidden units)
         "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+        "nips": (((16, 8, 4), (32, 4, 2)), 256),
         "small": (((16, 4, 2), (32, 4, 2)), 256),
     }
 
@@ -148,36 +112,102 @@ class MlpA2C(nn.Module):
         return self.policy(flat), self.value(flat)
 
 
+class LstmA2C(nn.Module):
+    """A network with a memory: convolutions, an LSTM cell, linear policy and value.
+
+    For images four convolutions 32x3 stride 2 with padding and ELU, as in the recurrent A3C
+    programs for 42x42 frames (Mnih et al., 2016, section 5.2 and its LSTM of 256 units); a vector enters the
+    cell as it is. A memory `[B, memory_size]` is the cell's hidden and cell state side by side.
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], n_actions: int, units: int = 256, normalizer: FrameNorm | None = None
+    ) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.conv = nn.Sequential()
+        if len(input_shape) == 3:
+            for channels in (input_shape[0], 32, 32, 32):
+                self.conv.extend([nn.Conv2d(channels, 32, 3, 2, 1), nn.ELU()])
+        self.lstm = nn.LSTMCell(conv_features(self.conv, input_shape), units)
+        self.policy, self.value = nn.Linear(units, n_actions), nn.Linear(units, 1)
+        self.memory_size = 2 * units
+        orthogonal_init(self)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """`obs [B, ...]` to `(logits [B, A], values [B, 1])`, with nothing in memory."""
+        logits, values, _ = self.step(obs, torch.zeros(len(obs), self.memory_size, device=obs.device))
+        return logits, values
+
+    def step(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`obs [B, ...]` and `memory [B, M]` to `(logits [B, A], values [B, 1], memory [B, M])`."""
+        return self._remember(self._features(obs), memory)
+
+    def replay(self, obs: Tensor, starts: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """`step` for each of `obs [T, N, ...]` in turn, from `memory [N, M]`, which is emptied where `starts [T, N]`.
+
+        Returns `(logits [T * N, A], values [T * N, 1])`. The gradient flows through the whole
+        window and ends where an episode starts.
+        """
+        features = self._features(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # [T, N, F]
+        logits, values = [], []
+        for t in range(len(obs)):
+            step_logits, step_values, memory = self._remember(features[t], memory * ~starts[t, :, None])
+            logits.append(step_logits)
+            values.append(step_values)
+        return torch.cat(logits), torch.cat(values)
+
+    def _features(self, obs: Tensor) -> Tensor:
+        if len(self.conv) == 0:
+            return obs.to(self.policy.weight.dtype).flatten(1)
+        return self.conv(scale_pixels(obs, self)).flatten(1)
+
+    def _remember(self, features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, cell = self.lstm(features, tuple(memory.to(features.dtype).chunk(2, dim=1)))
+        return self.policy(hidden), self.value(hidden), torch.cat([hidden, cell], dim=1)
+
+
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> str:
     """The network that `auto` stands for; ValueError where the named one cannot read the observation."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
     kind = config.network if config.network != "auto" else ("atari" if image else "mlp")
-    if kind != "mlp" and not image:
-        raise ValueError(f"network must be mlp for observations of shape {list(input_shape)}, got {kind}")
-    if kind in ("atari", "nature") and min(input_shape[1:]) < 36:
+    if kind not in ("mlp", "lstm") and not image:
+        raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
+    if kind in ("atari", "nature", "nips") and min(input_shape[1:]) < 36:
         raise ValueError(f"frame_size must be at least 36 for network {kind}, got {min(input_shape[1:])}")
     return kind
 
 
 def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
-    """Replace `auto` by what it stands for; few numbers per observation gain nothing from bfloat16."""
+    """Replace `auto` by what it stands for.
+
+    Few numbers per observation gain nothing from bfloat16, and a memory carries its rounding on.
+    """
     kind = network_kind(config, input_shape)
-    precision = "float32" if kind == "mlp" and config.precision == "auto" else config.precision
-    return replace(config, network=kind, precision=precision)
+    precision = "float32" if kind in ("mlp", "lstm") and config.precision == "auto" else config.precision
+    units = config.lstm_units or (256 if len(input_shape) == 3 else 16)
+    guard = (1e-6 if config.algorithm == "ga3c" else 0.0) if config.log_eps is None else config.log_eps
+    return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard)
 
 
 def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -> nn.Module:
     """The network that `config.network` names; ValueError where it cannot read the observation."""
-    kind = network_kind(config, input_shape)
+    config = resolve(config, input_shape)
+    kind = config.network
+    image = len(input_shape) == 3
     if kind == "mlp":
         return MlpA2C(input_shape, n_actions)
+    if kind == "lstm":
+        return LstmA2C(
+            input_shape, n_actions, config.lstm_units, FrameNorm() if image and config.normalize_obs else None
+        )
     normalizer = PixelNorm((input_shape[1], input_shape[2])) if config.normalize_obs else None
     if kind == "atari":
         return AtariA2C(input_shape, n_actions, normalizer)
     return SharedA2C(kind, input_shape, n_actions, normalizer)
 
 
-def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C) -> Tensor:
+def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
     """Pixels 0..255 as input in the network's dtype: normalised, or the classic division by 256."""
     dtype = net.conv[0].weight.dtype
     if net.normalizer is not None:
@@ -197,6 +227,9 @@ def orthogonal_init(net: nn.Module) -> None:
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(module.weight, math.sqrt(2))
             nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LSTMCell):
+            for name, parameter in module.named_parameters():
+                nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
     for head, gain in ((net.policy, 0.01), (net.value, 1.0)):
         last = head[-1] if isinstance(head, nn.Sequential) else head
         nn.init.orthogonal_(last.weight, gain)

@@ -31,6 +31,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_env_steps": 400_000,
         "stop_reward": 475.0,
     },
+    "lstm": {
+        "network": "lstm",
+        "frame_size": 42,
+        "frame_stack": 1,
+        "crop": True,
+        "batches_per_rollout": 5,
+        "gae_lambda": 1.0,
+        "learning_rate": 0.001,
+        "adam_eps": 1e-5,
+        "max_grad_norm": 2.0,  # of the mean over 20 steps: 40 for their sum
+        "max_episode_frames": 40_000,
+        "total_env_steps": 2_000_000,
+    },
     "book": {
         "rollout_steps": 4,
         "batches_per_rollout": 1,

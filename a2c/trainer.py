@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from a2c.checkpoint import check_belongs, load_checkpoint, load_network, loading
+from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.directory import make_lock, run_directory, take
@@ -19,7 +20,7 @@ from a2c.learner import Learner
 from a2c.logger import Meter, Scores, metrics_row
 from a2c.networks import resolve
 from a2c.record import BEST, LATEST, Record
-from a2c.rollout import Collector, Rollout
+from a2c.rollout import Rollout
 from a2c.signals import StopRequest, stop_on_signals
 
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back

@@ -1,4 +1,4 @@
-"""One clipped Adam step on one batch: gradients, clip, step, learning rate."""
+"""One clipped optimiser step on one batch: gradients, clip, step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from a2c.batch import Experience, unpack_batch
 from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.losses import A2CLoss, a2c_loss
+from a2c.recurrent import replay
 from a2c.rollout import Rollout
 
 Batch = Rollout | Sequence[Experience]
@@ -25,18 +26,6 @@ class Update(NamedTuple):
     returns: Tensor
     values: Tensor
     grad_norm: Tensor
-
-
-def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Adam:
-    """Adam (Kingma & Ba, 2015) with the config's step size and epsilon, one fused kernel."""
-    return torch.optim.Adam(net.parameters(), lr=config.learning_rate, eps=config.adam_eps, fused=True)
-
-
-def learning_rate(config: Config, env_steps: int) -> float:
-    """The learning rate after `env_steps` decisions: constant, or linear to zero at the end."""
-    if not config.lr_decay:
-        return config.learning_rate
-    return config.learning_rate * max(0.0, 1.0 - env_steps / config.total_env_steps)
 
 
 def learn(
@@ -98,7 +87,11 @@ def _gradients(
         gae_lambda=config.gae_lambda,
         reward_clip=config.reward_clip,
     )
-    logits, values = net(states)
+    if isinstance(batch, Rollout):
+        obs = states.unflatten(0, batch.actions.shape)
+        logits, values = replay(net, obs, batch.starts.to(compute.device), batch.memory.to(compute.device))
+    else:
+        logits, values = net(states)
     weighted = moved and isinstance(batch, Rollout)
     behaviour = batch.log_probs.flatten().to(compute.device) if weighted else None
     loss = a2c_loss(
@@ -108,6 +101,7 @@ def _gradients(
         returns,
         entropy_coef=config.entropy_coef,
         value_coef=config.value_coef,
+        log_eps=config.log_eps or 0.0,
         behaviour_log_probs=behaviour,
     )
     gradients = torch.autograd.grad(loss.total * share, list(net.parameters()))

@@ -42,11 +42,12 @@ from rich.console import Console
 from rich.table import Table
 
 from a2c.cli import parse_config
+from a2c.collector import sample
 from a2c.compute import Compute
 from a2c.config import Config, available_cores
 from a2c.envs import make_envs, make_groups
 from a2c.games import GameEnvs
-from a2c.rollout import Rollout, sample
+from a2c.rollout import Rollout
 from a2c.trainer import Trainer
 
 HELP = "Speed of training, stage by stage and as a whole. Every flag of train.py works too: --preset, --backend ..."

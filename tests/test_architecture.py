@@ -12,8 +12,9 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 ORDER = (
-    *("presets", "config", "directory", "files", "returns", "losses", "networks", "compute"),
-    *("atari", "watchdog", "games", "snapshot", "envs", "rollout", "batch", "update", "learner"),
+    *("presets", "rules", "config", "directory", "files", "returns", "losses"),
+    *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs"),
+    *("rollout", "collector", "batch", "optimizer", "update", "learner"),
     *("checkpoint", "logger", "curve", "display", "record", "evaluation", "signals", "trainer", "cli"),
 )
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")

@@ -73,6 +73,7 @@ def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
     mine = (rollout.final_index[:, 0] >= low) & (rollout.final_index[:, 0] < high)
     return Rollout(
         *(getattr(rollout, name)[low:high].clone() for name in names),
+        memory=rollout.memory,
         next_obs=next_obs.clone(),
         final_index=rollout.final_index[mine] - torch.tensor([low, 0]),
         final_obs=rollout.final_obs[mine],

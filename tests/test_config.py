@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from a2c import config as module
-from a2c.config import FLOAT_RULES, INT_RULES, PRESETS, Config, nearest
+from a2c.config import Config
+from a2c.presets import PRESETS
+from a2c.rules import ABOVE_ZERO, FLOAT_RULES, INT_RULES, nearest
 
 FIELDS = [field.name for field in dataclasses.fields(Config)]
-CHOICES = ("preset", "backend", "network", "precision")
+CHOICES = ("preset", "algorithm", "backend", "network", "optimizer", "precision")
 # Switches and choices say their meaning in words; everything else names a unit or kind in parentheses.
-WITHOUT_UNIT = ("preset", "backend", "network", "normalize_obs", "precision", "end_of_life", "lr_decay", "cuda")
+WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "end_of_life", "lr_decay", "cuda")
 
 
 def help_texts():
@@ -51,7 +53,7 @@ BAD = [
     *((name, high + 0.5) for name, (_, high) in FLOAT_RULES.items() if math.isfinite(high)),
     *((name, bad) for name in FLOAT_RULES for bad in (math.nan, -math.inf, "0.5", True)),
     *((name, math.inf) for name in FLOAT_RULES),
-    *((name, 0.0) for name in ("learning_rate", "adam_eps", "log_every", "env_timeout")),
+    *((name, 0.0) for name in ABOVE_ZERO),
     *((name, bad) for name in CHOICES for bad in ("nonsense", "", None)),
     *(("env", bad) for bad in ("", None, 3)),
 ]
@@ -72,7 +74,7 @@ def test_a_value_on_the_edge_is_accepted(name):
     rest = {"sliding_batch": {"gae_lambda": 1.0, "batches_per_rollout": 1}}.get(name, {})
     for value in (low, high):
         open_end = math.isinf(value) or (
-            value == 0 and name in ("learning_rate", "adam_eps", "log_every", "env_timeout")
+            value == 0 and name in ABOVE_ZERO
         )
         if not open_end:
             kept = getattr(Config(**{name: value, **rest}), name)

@@ -7,11 +7,12 @@ import pytest
 import torch
 from toys import ConstantEnv, IdentityEnv, TinyNet, vector
 
+from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.rollout import Collector
+from a2c.optimizer import make_optimizer
 from a2c.trainer import Trainer
-from a2c.update import learn, make_optimizer
+from a2c.update import learn
 
 
 def train(envs, net, rollouts, **settings):

@@ -17,7 +17,8 @@ from a2c.display import Display, clock, score
 from a2c.games import Episode
 from a2c.logger import EPISODE_COLUMNS, METRICS, WINDOW, RunLogger, Scores
 from a2c.networks import MlpA2C
-from a2c.update import learn, learning_metrics, make_optimizer
+from a2c.optimizer import make_optimizer
+from a2c.update import learn, learning_metrics
 
 CLASSIC_TAGS = (
     *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),

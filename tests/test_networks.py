@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from a2c.config import Config
-from a2c.networks import AtariA2C, MlpA2C, PixelNorm, SharedA2C, make_network
+from a2c.networks import AtariA2C, MlpA2C, SharedA2C, make_network
+from a2c.normalizers import PixelNorm
 
 CLASSIC = {  # parameter: shape; the frame shrinks 84 -> 20 -> 9 -> 7, and 64 * 7 * 7 = 3136
     "conv.0.weight": (32, 4, 8, 8),
@@ -180,8 +181,8 @@ def test_the_normalizer_is_optional():
 @pytest.mark.parametrize(
     ("network", "shape", "message"),
     [
-        ("atari", (4,), r"network must be mlp for observations of shape \[4\], got atari"),
-        ("small", (3, 2), r"network must be mlp for observations of shape \[3, 2\], got small"),
+        ("atari", (4,), r"network must be mlp or lstm for observations of shape \[4\], got atari"),
+        ("small", (3, 2), r"network must be mlp or lstm for observations of shape \[3, 2\], got small"),
         ("atari", (4, 35, 84), "frame_size must be at least 36 for network atari, got 35"),
         ("nature", (4, 84, 20), "frame_size must be at least 36 for network nature, got 20"),
     ],

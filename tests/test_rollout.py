@@ -7,9 +7,9 @@ import pytest
 import torch
 from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs, fill_next_values
 
+from a2c.collector import Collector, sample
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.rollout import Collector, sample
 
 
 @pytest.fixture(params=[1, 2])

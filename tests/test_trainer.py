@@ -55,7 +55,7 @@ def test_a_run_leaves_every_file(run_dir):
         "lock",
     }
     saved = Config.from_json((run_dir / "config.json").read_text(encoding="utf-8"))
-    assert saved == tiny(run_dir, log_every=1e-6, network="mlp")
+    assert saved == tiny(run_dir, log_every=1e-6, network="mlp", lstm_units=16, log_eps=0.0)
     assert list((run_dir / "tensorboard").iterdir())
 
 

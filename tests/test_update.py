@@ -10,12 +10,14 @@ from torch import Tensor
 from toys import fill_next_values
 
 from a2c.batch import Experience, unpack_batch
+from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs
 from a2c.networks import MlpA2C, make_network
-from a2c.rollout import Collector, Rollout
-from a2c.update import Update, learn, learning_rate, make_optimizer
+from a2c.optimizer import learning_rate, make_optimizer
+from a2c.rollout import Rollout
+from a2c.update import Update, learn
 
 # No coefficient at its default, so that none can be forgotten on the way.
 CONFIG = Config(

@@ -1,0 +1,93 @@
+"""Pixels as a network wants them: centred and scaled by running statistics.
+
+Statistics are part of the policy: buffers in its state_dict, changed by `update` alone, which
+the learner calls between rollouts, so acting, learning and evaluation see the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PixelNorm(nn.Module):
+    """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
+
+    The statistics are those of the newest frame, cumulative over training, and hold for each
+    frame of the stack. They are part of the policy: buffers in its state_dict, changed by
+    `update` alone, so acting, learning and evaluation see the same numbers. A ball that
+    covers a pixel one time in a thousand becomes a signal of 5 on a background of 0.
+    """
+
+    CLIP = 5.0
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, frame_shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full(frame_shape, 128.0))
+        self.register_buffer("var", torch.full(frame_shape, 64.0**2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """`[..., H, W]` pixels 0..255 to `[..., H, W]` float32 in -5..5."""
+        # +1: one grey level of noise, so that a constant pixel stays quiet.
+        scaled = obs.to(torch.float32, copy=True).sub_(self.mean).mul_((self.var + 1.0).rsqrt())
+        return scaled.clamp_(-self.CLIP, self.CLIP)
+
+    @torch.no_grad()
+    def update(self, frames: Tensor) -> None:
+        """Merge the statistics of `frames [B, H, W]` (Chan et al., 1983, equation 2.1)."""
+        # Moments about the running mean, which is near: five times as fast as torch.var_mean along this dimension.
+        apart = frames.to(torch.float32, copy=True).sub_(self.mean)
+        delta = apart.mean(dim=0)
+        var = (apart.square_().mean(dim=0) - delta.square()).clamp_(min=0.0)
+        total = self.count + len(frames)
+        share = len(frames) / total.float()
+        self.var += (var - self.var) * share + delta.square() * share * (1.0 - share)
+        self.mean += delta * share
+        self.count.copy_(total)
+
+
+class FrameNorm(nn.Module):
+    """Centre and scale whole frames by running averages of a frame's mean and standard deviation.
+
+    ::
+
+        m[k] = alpha * m[k - 1] + (1 - alpha) * mean(frame[k]),  s likewise,  m[0] = s[0] = 0
+        x    = (frame - m / (1 - alpha^k)) / (s / (1 - alpha^k))
+
+    The division undoes the bias of the zero that the averages start from (Kingma & Ba, 2015,
+    section 3, who do it for Adam's moments). The preprocessing of the recurrent A3C programs,
+    with their alpha of 0.9999.
+    """
+
+    ALPHA = 0.9999
+    mean: Tensor
+    std: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """`[..., H, W]` pixels 0..255 to `[..., H, W]` float32; divided by 255 before the first `update`."""
+        bias = (1.0 - self.ALPHA ** self.count.double()).clamp(min=1e-12)
+        fresh = self.count == 0
+        mean = torch.where(fresh, 0.0, self.mean / bias).float()
+        std = torch.where(fresh, 255.0, self.std / bias).float()
+        return obs.to(torch.float32, copy=True).sub_(mean).div_(std + 1e-8)
+
+    @torch.no_grad()
+    def update(self, frames: Tensor) -> None:
+        """Take in `frames [B, H, W]`, oldest first."""
+        pixels = frames.flatten(1).float()
+        ages = torch.arange(len(frames) - 1, -1, -1, dtype=torch.float64, device=frames.device)
+        weights = (1.0 - self.ALPHA) * self.ALPHA**ages  # [B]
+        for average, values in ((self.mean, pixels.mean(1)), (self.std, pixels.std(1, correction=0))):
+            average.mul_(self.ALPHA ** len(frames)).add_(weights @ values.double())
+        self.count += len(frames)

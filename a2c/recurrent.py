@@ -1,0 +1,37 @@
+"""Networks with and without a memory behind the same two calls: one decision, and a rollout again.
+
+A memory `[N, M]` is what a recurrent network carries from one decision to the next, a row per
+environment; M is 0 for a network without one. It is emptied where an episode starts, in these
+two functions alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def empty_memory(net: nn.Module, rows: int, device: str | torch.device = "cpu") -> Tensor:
+    """The memory `[rows, M]` in which every episode starts: zeros."""
+    return torch.zeros(rows, getattr(net, "memory_size", 0), device=device)
+
+
+def step(net: nn.Module, obs: Tensor, memory: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One decision: `(logits [B, A], values [B, 1], memory [B, M])` of `obs [B, ...]`.
+
+    `starts [B]`: obs begins an episode, so what came before is forgotten.
+    """
+    if memory.shape[1] == 0:
+        return *net(obs), memory
+    logits, values, memory = net.step(obs, memory * ~starts[:, None])
+    return logits, values, memory.float()
+
+
+def replay(net: nn.Module, obs: Tensor, starts: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The decisions of a rollout again, with gradients: `(logits [T * N, A], values [T * N, 1])`.
+
+    `obs [T, N, ...]`, `starts [T, N]`, and the `memory [N, M]` that was carried into obs[0].
+    """
+    if memory.shape[1] == 0:
+        return net(obs.flatten(0, 1))
+    return net.replay(obs, starts, memory)
