@@ -6,10 +6,6 @@ This is all that a worker process of the `async` backend runs.
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
-from multiprocessing.connection import wait
 from typing import Any
 
 import ale_py
@@ -21,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 from a2c.config import Config
+from a2c.processes import settle_in
 from a2c.rules import FRAME_SKIP, nearest
 
 CROP = slice(34, 194)  # rows of the playing field, as the A3C programs for universe cut them
@@ -50,18 +47,11 @@ def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
     config says otherwise.
     """
     if multiprocessing.current_process().name.startswith("Worker<AsyncVectorEnv>"):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        settle_in()
         cv2.setNumThreads(1)
     if not is_atari(spec):
         return _make_other(spec)
     return AtariGame(config, spec, seed)
-
-
-def _end_with_parent() -> None:
-    """End this worker when the run's process is gone, even while its environment hangs."""
-    wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
 
 
 def _make_other(spec: EnvSpec) -> gym.Env:

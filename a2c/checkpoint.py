@@ -17,7 +17,7 @@ from a2c.config import Config
 from a2c.files import write_synced
 from a2c.games import WorkerError
 
-FORMAT = 2
+FORMAT = 3
 PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
 REQUIRED = (
@@ -132,10 +132,12 @@ def _advice(path: Path) -> str:
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
-    """CheckpointError when the run that goes on plays another game than the checkpoint's."""
+    """CheckpointError when the run that goes on is of another kind than the checkpoint's."""
     try:
         saved = Config.from_json(state["config"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    if saved.env != config.env:
-        raise CheckpointError(f"checkpoint {path} is of {saved.env}, got env {config.env}: leave env as it was")
+    for name in ("env", "algorithm", "optimizer"):
+        was, now = getattr(saved, name), getattr(config, name)
+        if was != now:
+            raise CheckpointError(f"checkpoint {path} is of {was}, got {name} {now}: leave {name} as it was")

@@ -39,7 +39,7 @@ class Compute:
         self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
-        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=_use_one_thread)
+        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
         meeting = threading.Barrier(self.threads)
         self.map(lambda _: meeting.wait(), range(self.threads))  # all threads have set their own count now,
         self._callers_threads = torch.get_num_threads()
@@ -51,14 +51,15 @@ class Compute:
         wait(calls)
         return [call.result() for call in calls]
 
-    def working_copy(self, net: nn.Module) -> nn.Module:
+    def working_copy(self, net: nn.Module, apart: bool = False) -> nn.Module:
         """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
 
         The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints
         hold; `refresh` carries them over. Normaliser buffers are shared and stay float32.
+        `apart`: a copy in any case, because others move the parameters of `net`.
         """
         net.to(self.device)
-        if self.precision == torch.float32:
+        if self.precision == torch.float32 and not apart:
             return net
         twin = copy.deepcopy(net)
         twin.normalizer = getattr(net, "normalizer", None)
@@ -77,7 +78,7 @@ class Compute:
         torch.set_num_threads(self._callers_threads)
 
 
-def _use_one_thread() -> None:
+def use_one_thread() -> None:
     """Keep this thread's operators to itself."""
     torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
     torch.set_num_threads(1)
@@ -85,9 +86,12 @@ def _use_one_thread() -> None:
 
 @torch.no_grad()
 def refresh(twin: nn.Module, net: nn.Module) -> None:
-    """Give the working copy the parameters that `net` has now."""
+    """Give the working copy the parameters that `net` has now, and its statistics where it has its own."""
     if twin is not net:
         torch._foreach_copy_(list(twin.parameters()), list(net.parameters()))
+        for mine, theirs in zip(twin.buffers(), net.buffers(), strict=True):
+            if mine is not theirs:
+                mine.copy_(theirs)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

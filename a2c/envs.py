@@ -7,14 +7,12 @@ per decision, maximum over the last two, grey, area-scaled.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +23,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import Config, available_cores
 from a2c.games import GameEnvs, WorkerError, worker_error
+from a2c.processes import without_main, worker_context
 from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
@@ -67,16 +66,25 @@ def checked_spec(config: Config) -> EnvSpec:
     return spec
 
 
-def probe_spaces(config: Config) -> tuple[tuple[int, ...], int]:
-    """Observation shape and number of actions of `config.env`, read off one environment.
+class Spaces(NamedTuple):
+    """What one environment shows and takes."""
+
+    obs_shape: tuple[int, ...]
+    n_actions: int
+    obs_dtype: np.dtype
+
+
+def probe_spaces(config: Config) -> Spaces:
+    """The spaces of `config.env`, read off one environment.
 
     Raises what `make_envs` would raise, and starts no process.
     """
     spec = checked_spec(config)
     env = make_env(config, spec, config.seed)
-    shape, actions = env.observation_space.shape, int(env.action_space.n)
+    space = env.observation_space
+    spaces = Spaces(space.shape, int(env.action_space.n), space.dtype)
     env.close()
-    return shape, actions
+    return spaces
 
 
 def make_resumable(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
@@ -136,12 +144,12 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 
     watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
-        with _workers_without_main(), watchdog:
+        with without_main(), watchdog:
             vector = AsyncVectorEnv(
                 envs,
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 copy=False,
-                context=_worker_context(),
+                context=worker_context(["a2c.envs"]),
                 max_concurrency=_concurrency(config),
             )
     except BaseException as error:
@@ -161,31 +169,3 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 def _concurrency(config: Config) -> int:
     """Workers that may emulate at once: a few more than the cores only adds context switches."""
     return min(config.num_envs, (config.threads or available_cores()) + 1)
-
-
-def _worker_context() -> str:
-    """forkserver where there is one: it imports this module once and never torch."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    from multiprocessing import forkserver, resource_tracker
-
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["a2c.envs"])
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()  # its workers inherit the mask: Ctrl-C is the parent's business
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return "forkserver"
-
-
-@contextlib.contextmanager
-def _workers_without_main() -> Iterator[None]:
-    """Keep workers from importing the caller's script, and with it torch, once per process."""
-    main = sys.modules["__main__"]
-    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from a2c.batch import SlidingWindows
 from a2c.compute import Compute, refresh
@@ -26,30 +27,44 @@ class Learner:
     `Compute.working_copy`). `env_steps` and `updates` count what was learned from.
     """
 
-    def __init__(self, config: Config, input_shape: tuple[int, ...], n_actions: int, compute: Compute) -> None:
+    def __init__(
+        self,
+        config: Config,
+        input_shape: tuple[int, ...],
+        n_actions: int,
+        compute: Compute,
+        shared: tuple[nn.Module, torch.optim.Optimizer] | None = None,
+    ) -> None:
+        """`shared`: network and optimiser that other processes move too, instead of new ones."""
         self.config, self.compute = config, compute
-        torch.manual_seed(config.seed)
-        self.net = make_network(config, input_shape, n_actions)
-        self.twin = compute.working_copy(self.net)
-        self.optimizer = make_optimizer(self.net, config)
+        if shared is None:
+            torch.manual_seed(config.seed)
+            self.net = make_network(config, input_shape, n_actions).to(compute.device)
+            self.optimizer = make_optimizer(self.net, config)
+        else:
+            self.net, self.optimizer = shared
+        self.twin = compute.working_copy(self.net, apart=shared is not None)
         self.windows = SlidingWindows(
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
         self.env_steps = self.updates = 0
         self.newest: Update | None = None
-        self._metrics: dict[str, float] = {}  # of an earlier session's newest update
+        self.lag = 0.0  # updates between acting and learning, newest batch
+        self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process
 
-    def learn(self, rollout: Rollout) -> None:
-        """One optimiser step on each batch of the rollout, then the pixel statistics.
+    def learn(self, rollout: Rollout, batches: int | None = None) -> None:
+        """One optimiser step on each batch of the rollout (`batches`: so many), then the pixel statistics.
 
         Raises FloatingPointError when a gradient is no number; the network is of no more use then.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
         done: list[Update] = []
-        for batch in self._batches(rollout):
-            moved = bool(done)  # the policy is no longer the one that acted
-            done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, moved))
+        for batch in self._batches(rollout, batches or self.config.batches_per_rollout):
+            if isinstance(batch, Rollout):
+                self.lag = self.updates + len(done) - float(batch.versions.mean())
+            # Behind the first step the policy is no longer the one that acted.
+            done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, self.lag > 0))
         self._check(done)
         self.newest = done[-1] if done else self.newest
         self.updates += len(done)
@@ -57,15 +72,15 @@ class Learner:
         self.env_steps += len(rollout)
 
     def observe(self, obs: torch.Tensor) -> None:
-        """Feed the newest frames of `obs [T, N, 4, H, W]` to the normaliser, if there is one."""
+        """Feed the newest frames of `obs [T, N, K, H, W]` to the normaliser, if there is one."""
         if self.net.normalizer is not None:
             self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the newest update, of an earlier session's where this one has none yet; empty before the first."""
         if self.newest is not None:
-            self._metrics = learning_metrics(self.newest, self.net, self.config)
-        return self._metrics
+            self.reported = {**learning_metrics(self.newest, self.net, self.config), "lag": self.lag}
+        return self.reported
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next `learn` depends on; tensors and lists are the live ones."""
@@ -85,12 +100,12 @@ class Learner:
         load_optimizer(self.optimizer, state["optimizer"])
         self.windows.load_state_dict(state["windows"])
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        self.newest, self._metrics = None, {name: float(value) for name, value in state["learning"].items()}
+        self.newest, self.reported = None, {name: float(value) for name, value in state["learning"].items()}
 
-    def _batches(self, rollout: Rollout) -> Iterable[Batch]:
+    def _batches(self, rollout: Rollout, batches: int) -> Iterable[Batch]:
         if self.config.sliding_batch:
             return self.windows.push(rollout)
-        return rollout.split(self.config.batches_per_rollout)
+        return rollout.split(batches)
 
     def _check(self, done: list[Update]) -> None:
         """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from a2c.games import Episode
+
+WINDOWS = (  # fields of shape [T, N, ...]
+    *("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "next_values", "log_probs"),
+)
+
+AROUND = ("memory", "next_obs", "final_index", "final_obs")  # the other tensors that learning reads
+
+
+class Progress(NamedTuple):
+    """What a driver did since it was asked: the games that ended, and seconds of wall time per stage.
+
+    The stages are env, act and learn; what goes on in several processes is their mean.
+    """
+
+    env_steps: int
+    episodes: list[Episode]
+    seconds: dict[str, float]
 
 
 @dataclass
@@ -29,6 +48,7 @@ class Rollout:
                               observation where truncated, without meaning where terminated
     log_probs   [T, N] f32    log-probability of actions[t] when acting
     memory      [N, M]        what the network carried into obs[0] (see `a2c.recurrent`)
+    versions    [N] f32       updates that the acting policy had seen, mean over the window
     next_obs    [N, ...]      observation after the last decision
     final_index [K, 2] int64  (t, n) of each truncated step
     final_obs   [K, ...]      its true final observation
@@ -45,6 +65,7 @@ class Rollout:
     next_values: Tensor
     log_probs: Tensor
     memory: Tensor
+    versions: Tensor
     next_obs: Tensor
     final_index: Tensor
     final_obs: Tensor
@@ -66,6 +87,7 @@ class Rollout:
             *flags,
             *(make(torch.float32, steps, num_envs) for _ in range(3)),
             make(torch.float32, num_envs, memory_size),
+            torch.zeros(num_envs),  # on the host, where it is read
             make(like.dtype, num_envs, *obs_shape),
             make(torch.int64, 0, 2),
             make(like.dtype, 0, *obs_shape),
@@ -81,14 +103,30 @@ class Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
         mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
         index = self.final_index[mine] - torch.tensor([0, low], device=self.final_index.device)
-        views = {f.name: getattr(self, f.name)[:, low:high] for f in fields(self)[:9]}
+        views = {name: getattr(self, name)[:, low:high] for name in WINDOWS}
         return Rollout(
             **views,
             memory=self.memory[low:high],
+            versions=self.versions[low:high],
             next_obs=self.next_obs[low:high],
             final_index=index,
             final_obs=self.final_obs[mine],
         )
+
+    @staticmethod
+    def join(rollouts: Sequence[Rollout]) -> Rollout:
+        """Rollouts of the same length side by side, as one; what `split` took apart."""
+        edges = accumulate((len(r.versions) for r in rollouts), initial=0)
+        index = [r.final_index + torch.tensor([0, low]) for r, low in zip(rollouts, edges, strict=False)]
+        names = [f.name for f in fields(Rollout) if f.name not in ("final_index", "episodes")]
+        joined = {name: torch.cat([getattr(r, name) for r in rollouts], dim=int(name in WINDOWS)) for name in names}
+        episodes = [game for r in rollouts for game in r.episodes]
+        return Rollout(**joined, final_index=torch.cat(index), episodes=episodes)
+
+    def to(self, device: torch.device) -> Rollout:
+        """The same rollout on `device`; what is read on the host stays there."""
+        moved = {name: getattr(self, name).to(device) for name in (*WINDOWS, *AROUND)}
+        return Rollout(**moved, versions=self.versions, episodes=self.episodes)
 
     def __len__(self) -> int:
         return self.actions.numel()

@@ -1,4 +1,9 @@
-"""The synchronous trainer: collect a rollout, learn it batch by batch, log, save, heal."""
+"""The life of a run, whichever driver plays and learns: start, advance, log, save, heal, end.
+
+A driver (`Synchronous`, `A3C`, `GA3C`) has the methods `start(games) -> the games go on`,
+`advance() -> Progress`, `settle() -> Progress` (finish what is under way), `state_dict() -> games`
+and `close()`. Drivers know nothing of each other; what they optimise is the same `Learner`.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,24 @@ import time
 from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
+from a2c.a3c import A3C
 from a2c.checkpoint import check_belongs, load_checkpoint, load_network, loading
-from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.directory import make_lock, run_directory, take
 from a2c.display import score
-from a2c.envs import make_groups, probe_spaces
-from a2c.games import GameEnvs, WorkerError
+from a2c.envs import probe_spaces
+from a2c.ga3c import GA3C
+from a2c.games import WorkerError
 from a2c.learner import Learner
 from a2c.logger import Meter, Scores, metrics_row
 from a2c.networks import resolve
 from a2c.record import BEST, LATEST, Record
-from a2c.rollout import Rollout
+from a2c.rollout import Progress
 from a2c.signals import StopRequest, stop_on_signals
+from a2c.synchronous import Synchronous
 
+DRIVERS = {"a2c": Synchronous, "a3c": A3C, "ga3c": GA3C}
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
@@ -36,13 +44,14 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
         self.lock = make_lock(self.run_dir)
-        self.input_shape, self.n_actions = probe_spaces(config)
-        config = self.config = resolve(config, self.input_shape)
+        self.spaces = probe_spaces(config)
+        config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
-        self.learner = Learner(config, self.input_shape, self.n_actions, self.compute)
+        self.learner = Learner(config, self.spaces.obs_shape, self.spaces.n_actions, self.compute)
+        self.driver = DRIVERS[config.algorithm](config, self.spaces, self.learner, self.compute)
         self.scores = Scores()
         self.saved_best = -math.inf  # mean score of the policy in best.pt
-        self.groups: list[GameEnvs] = []
+        self.started = False
         self.record: Record | None = None
         self.row: dict[str, float] = {}  # the newest row of metrics
         self.meter = Meter()
@@ -85,46 +94,29 @@ class Trainer:
         """Make the run directory and keep other processes out; ValueError where that cannot be."""
         take(self.lock)
 
-    def advance(self) -> Rollout:
-        """The algorithm: collect a rollout with the policy as it is, then learn it."""
-        rollout = self.collector.collect()
-        began = time.perf_counter()
-        self.learner.learn(rollout)
-        self.meter.spent["learn"] += time.perf_counter() - began
-        self.meter.spent["env"] += self.collector.env_seconds
-        self.meter.spent["act"] += self.collector.act_seconds
-        return rollout
+    def advance(self) -> Progress:
+        """Let the driver play and learn for a while."""
+        progress = self.driver.advance()
+        for stage, seconds in progress.seconds.items():
+            self.meter.spent[stage] += seconds
+        return progress
 
     def start(self) -> None:
-        """Start the environments and the collector."""
-        if self.groups:
+        """Start the driver."""
+        if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
+        self.started = True
         with loading(self.run_dir / LATEST) if self.resumed else nullcontext():
-            self.games_go_on = self._start_games(self.resumed)
-        if self.resumed is None:
-            self.learner.observe(self.collector.buffers.next_obs[None])
+            self.games_go_on = self.driver.start(self.resumed and self.resumed["collector"])
         self._remember()
 
     def close(self) -> None:
         """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
             closing.callback(self.lock.release, force=True)
-            for part in (self.record, *self.groups, self.compute):
+            for part in (self.record, self.driver, self.compute):
                 if part is not None:
                     closing.callback(part.close)
-
-    def _start_games(self, state: dict[str, Any] | None) -> bool:
-        """New environments and a collector; True where they go on with the games of `state`."""
-        config, env_steps = self.config, self.learner.env_steps
-        self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
-        steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, self.learner.twin, steps, self.compute, config.seed + env_steps)
-        if state is None:
-            return False
-        same = self.collector.load_state_dict(state["collector"])
-        if not same:
-            self.learner.windows.new_games(config.num_envs)
-        return same
 
     def _heal(self, error: WorkerError) -> None:
         """Go back to the newest snapshot and start the environments anew: what a resumed run does.
@@ -134,9 +126,7 @@ class Trainer:
         while True:
             self.restarts = 1 if self.learner.env_steps > self.failed_at else self.restarts + 1
             self.failed_at = max(self.failed_at, self.learner.env_steps)
-            for envs in self.groups:
-                envs.broken = True  # no good-byes: who knows which of them still answer
-                envs.close()
+            self.driver.close(failed=True)
             state = copy.deepcopy(self.snapshot)
             self._load(state)
             self.record.rewind(self.learner.env_steps)
@@ -149,7 +139,7 @@ class Trainer:
                     self._finish(state)
                 raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
             try:
-                same = self._start_games(state)
+                same = self.driver.start(state["collector"])
                 break
             except (WorkerError, ValueError) as again:
                 error = again if isinstance(again, WorkerError) else WorkerError(str(again))
@@ -180,9 +170,9 @@ class Trainer:
         if not self.resumed:
             self._save(self.snapshot)  # so that a run that is killed early can be resumed
 
-    def _count(self, rollout: Rollout) -> None:
-        self.scores.add(game.score for game in rollout.episodes)
-        self.record.episodes(self.learner.env_steps, self.meter.seconds, rollout.episodes)
+    def _count(self, progress: Progress) -> None:
+        self.scores.add(game.score for game in progress.episodes)
+        self.record.episodes(self.learner.env_steps, self.meter.seconds, progress.episodes)
 
     def _log_and_save(self, last: bool = False, state: dict[str, Any] | None = None) -> bool:
         """Write a row and a checkpoint (of `state`) when they are due, at the end when missing; False if not saved."""
@@ -190,7 +180,7 @@ class Trainer:
         due = last or self.meter.row_seconds >= self.config.log_every
         if due and env_steps > self.meter.row_steps:
             self.row = metrics_row(self.learner, self.scores, self.meter)
-            self.record.metrics(self.row, self.n_actions)
+            self.record.metrics(self.row, self.spaces.n_actions)
             self.meter.begin_row(env_steps)
         distance = env_steps - self.record.saved_at
         if (distance >= self.config.checkpoint_every or (last and distance)) and self.record.can_save:
@@ -201,6 +191,7 @@ class Trainer:
 
     def _finish(self, state: dict[str, Any] | None = None) -> None:
         """The last row and checkpoint (of `state`); waits for a disk that refuses it."""
+        self._count(self.driver.settle())
         end = time.perf_counter() + DISK_PATIENCE
         while not self._log_and_save(last=True, state=state):
             time.sleep(0.5)
@@ -211,10 +202,10 @@ class Trainer:
         """A copy of everything that the run goes on from."""
         state = {
             "config": self.config.to_json(),
-            "input_shape": list(self.input_shape),
-            "n_actions": self.n_actions,
+            "input_shape": list(self.spaces.obs_shape),
+            "n_actions": self.spaces.n_actions,
             **self.learner.state_dict(),
-            "collector": self.collector.state_dict(),
+            "collector": self.driver.state_dict(),
             "scores": self.scores.state_dict(),
             "saved_best": self.saved_best,
             "seconds": self.meter.seconds,

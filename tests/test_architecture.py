@@ -12,10 +12,11 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 ORDER = (
-    *("presets", "rules", "config", "directory", "files", "returns", "losses"),
+    *("presets", "rules", "config", "processes", "directory", "files", "returns", "losses"),
     *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs"),
     *("rollout", "collector", "batch", "optimizer", "update", "learner"),
-    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "signals", "trainer", "cli"),
+    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "signals"),
+    *("synchronous", "workers", "a3c", "predictor", "ga3c", "trainer", "cli"),
 )
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
 

@@ -74,6 +74,7 @@ def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
     return Rollout(
         *(getattr(rollout, name)[low:high].clone() for name in names),
         memory=rollout.memory,
+        versions=rollout.versions,
         next_obs=next_obs.clone(),
         final_index=rollout.final_index[mine] - torch.tensor([low, 0]),
         final_obs=rollout.final_obs[mine],

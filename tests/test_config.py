@@ -73,9 +73,7 @@ def test_a_value_on_the_edge_is_accepted(name):
     low, high = (INT_RULES | FLOAT_RULES)[name]
     rest = {"sliding_batch": {"gae_lambda": 1.0, "batches_per_rollout": 1}}.get(name, {})
     for value in (low, high):
-        open_end = math.isinf(value) or (
-            value == 0 and name in ABOVE_ZERO
-        )
+        open_end = math.isinf(value) or (value == 0 and name in ABOVE_ZERO)
         if not open_end:
             kept = getattr(Config(**{name: value, **rest}), name)
             assert kept == (min(value, Config.num_envs) if name == "batches_per_rollout" else value)

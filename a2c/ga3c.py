@@ -1,0 +1,130 @@
+"""GA3C: processes that only play, one predictor that answers all of them, one queue that a trainer learns from.
+
+Babaeizadeh et al. (2017), "Reinforcement learning through asynchronous advantage actor-critic on a GPU",
+sections 4 and 5. The network stands in the run's process alone, on the GPU if there is one. Between acting
+and learning it moves on: the *policy lag*, which is measured (metric `lag`) and met with clipped
+importance ratios and with log(pi + epsilon).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from a2c.collector import Collector
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.envs import Spaces, make_envs
+from a2c.games import Episode
+from a2c.learner import Learner
+from a2c.predictor import Desk, Predictor, RemoteNetwork, make_desk
+from a2c.rollout import Progress, Rollout
+from a2c.workers import Part, Workers, columns_per_batch, parts_of
+
+
+class Played(NamedTuple):
+    """What a player sends: its first observations, then rollouts (as arrays: a copy, no shared memory)."""
+
+    first_obs: Any | None
+    rollout: dict[str, Any]
+    episodes: list[Episode]
+    seconds: dict[str, float]
+
+
+class GA3C:
+    """The driver of `--algorithm ga3c`: this thread is the trainer, a second one the predictor."""
+
+    def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
+        self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
+        self.columns = columns_per_batch(config)
+        self.queue: list[Rollout] = []
+        self.workers: Workers | None = None
+        self.predictor: Predictor | None = None
+
+    def start(self, state: dict[str, Any] | None) -> bool:
+        """Start players and predictor. Games cannot be saved, so a resumed run begins new ones: False."""
+        config, learner = self.config, self.learner
+        parts = parts_of(config, learner.env_steps)
+        desks, arguments = {}, []
+        for part in parts:
+            desk = make_desk(len(part.seeds), self.spaces, getattr(learner.net, "memory_size", 0))
+            here, there = Pipe()
+            desks[here] = desk
+            arguments.append((part, desk, there))
+        self.workers = Workers(play, arguments, config.env_timeout)
+        for _, _, there in arguments:
+            there.close()  # so that the player's end is the only one
+        waiting = len(parts)
+        while waiting:
+            for _, played in self.workers.receive():
+                waiting -= 1
+                if state is None:
+                    learner.observe(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
+        self.queue = []
+        self.predictor = Predictor(learner, desks, self.compute)
+        return False
+
+    def advance(self) -> Progress:
+        """Take rollouts off the players and learn as soon as a batch is together."""
+        self.predictor.check()
+        before, episodes = self.learner.env_steps, []
+        seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
+        for _, played in self.workers.receive():
+            arrays = {name: torch.from_numpy(array) for name, array in played.rollout.items()}
+            self.queue.append(Rollout(**arrays).to(self.compute.device))
+            episodes += played.episodes
+            for stage, value in played.seconds.items():
+                seconds[stage] += value / len(self.workers.processes)
+        began = time.perf_counter()
+        self._learn()
+        seconds["learn"] += time.perf_counter() - began
+        return Progress(self.learner.env_steps - before, episodes, seconds)
+
+    def _learn(self) -> None:
+        """One step per full batch in the queue; the rest waits for more."""
+        have = sum(len(rollout.versions) for rollout in self.queue)
+        if have < self.columns:
+            return
+        waiting = Rollout.join(self.queue)
+        full = have // self.columns * self.columns
+        for low in range(0, full, self.columns):
+            self.learner.learn(waiting.columns(low, low + self.columns), batches=1)
+            self.predictor.refresh()
+        self.queue = [waiting.columns(full, have)] if full < have else []
+
+    def settle(self) -> Progress:
+        """What waits in the queue was never counted; nothing else is under way."""
+        return Progress(0, [], {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the games live and end with their players."""
+        return {}
+
+    def close(self, failed: bool = False) -> None:
+        """End predictor and players."""
+        for part in (self.workers, self.predictor):
+            if part is not None:
+                part.close()
+        self.workers = self.predictor = None
+
+
+def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
+    """One player: environments, and no network of its own. Rollouts are whole, so no episode's last reward is lost."""
+    config = part.config
+    compute = Compute(config)
+    net = RemoteNetwork(desk, ask)
+    collector = Collector([make_envs(config, part.seeds)], net, config.rollout_steps, compute, part.sampling_seed)
+    pipe.send(Played(collector.buffers.next_obs.numpy(), {}, [], {}))
+    names = [field.name for field in fields(Rollout) if field.name != "episodes"]
+    while True:
+        rollout = collector.collect()
+        rollout.versions.fill_(sum(net.versions) / len(net.versions))
+        net.versions.clear()
+        arrays = {name: getattr(rollout, name).numpy() for name in names}
+        seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
+        pipe.send(Played(None, arrays, rollout.episodes, seconds))

@@ -1,0 +1,142 @@
+"""Processes that play: started together, heard through a pipe each, ended together.
+
+Nothing is shared that a dying process could keep locked: every worker has its own pipe, and a
+pipe whose worker is gone says so.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.multiprocessing  # noqa: F401  tensors in shared memory cross to a worker as such
+
+from a2c.config import Config, available_cores
+from a2c.envs import row_seeds
+from a2c.games import WorkerError
+from a2c.processes import settle_in, without_main, worker_context
+
+START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
+TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
+BYE = "bye"  # a worker's last message when it has done its part
+
+
+class Part(NamedTuple):
+    """One worker's part of a run."""
+
+    number: int
+    config: Config  # as if the worker's environments were all there are
+    seeds: list[int]  # one per environment
+    sampling_seed: int
+
+
+def parts_of(config: Config, env_steps: int) -> list[Part]:
+    """Deal the environments out to the workers; batches keep the size that the synchronous run gives them."""
+    cores = available_cores()
+    workers = min(config.num_envs, config.workers or (cores if config.algorithm == "a3c" else 2 * cores))
+    backend = "native" if config.backend == "native" else "sync"
+    parts = []
+    for number, seeds in enumerate(np.array_split(row_seeds(config, env_steps), workers)):
+        batches = max(1, round(len(seeds) / columns_per_batch(config)))
+        mine = replace(config, num_envs=len(seeds), backend=backend, threads=1, batches_per_rollout=batches)
+        parts.append(Part(number, mine, seeds.tolist(), config.seed + env_steps + 7919 * number))
+    return parts
+
+
+def columns_per_batch(config: Config) -> int:
+    """Environments whose windows make one batch."""
+    return max(1, round(config.num_envs / config.batches_per_rollout))
+
+
+class Workers:
+    """Runs `work(*arguments, pipe)` in a process per entry of `arguments`, and takes what they send.
+
+    None can keep the run waiting: the death, silence or exception of one raises here.
+    """
+
+    def __init__(self, work: Callable[..., None], arguments: Sequence[tuple], timeout: float) -> None:
+        context = multiprocessing.get_context(worker_context([work.__module__]))
+        self.timeout = timeout
+        self.pipes: dict[Connection, int] = {}  # of workers that are at work; their numbers
+        self.silent: dict[int, float] = {}  # seconds without a message, by number
+        self.processes = []
+        with without_main():
+            for number, own in enumerate(arguments):
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_run, args=(work, own, sender), daemon=True)
+                process.start()
+                sender.close()  # so that the worker's end is the only one
+                self.processes.append(process)
+                self.pipes[receiver], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
+
+    def receive(self, seconds: float = TICK) -> list[tuple[int, Any]]:
+        """The messages that are there, one per worker at most, with the workers' numbers; waits so long for a first.
+
+        Raises WorkerError for a worker that died, raised or was silent for too long, FloatingPointError
+        for numbers that are none.
+        """
+        began = time.perf_counter()
+        ready = wait(list(self.pipes), seconds)
+        waited = min(TICK, time.perf_counter() - began)
+        messages = []
+        for pipe, number in list(self.pipes.items()):
+            if pipe not in ready:
+                self.silent[number] += waited
+                if self.silent[number] >= self.timeout:
+                    raise WorkerError(f"a worker gave no answer within {self.timeout:g} seconds")
+                continue
+            self.silent[number] = 0.0
+            try:
+                message = pipe.recv()
+            except (EOFError, OSError) as error:
+                raise WorkerError("the process of a worker died (killed, or out of memory)") from error
+            if isinstance(message, Exception):
+                raise message
+            if isinstance(message, str) and message == BYE:
+                del self.pipes[pipe]
+                pipe.close()
+            else:
+                messages.append((number, message))
+        return messages
+
+    @property
+    def at_work(self) -> bool:
+        """False once all have done their part."""
+        return bool(self.pipes)
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for pipe in self.pipes:
+            pipe.close()
+        self.pipes = {}
+
+
+def _run(work: Callable[..., None], arguments: tuple, pipe: Connection) -> None:
+    """What a worker process runs."""
+    settle_in()
+    try:
+        work(*arguments, pipe)
+        pipe.send(BYE)
+    except (BrokenPipeError, ConnectionError):  # the run has ended
+        return
+    except (FloatingPointError, WorkerError) as error:
+        _send(pipe, error)
+    except Exception as error:
+        trace = traceback.format_exc()
+        _send(pipe, WorkerError(f"a worker failed: {type(error).__name__}: {error}", trace))
+
+
+def _send(pipe: Connection, error: Exception) -> None:
+    with suppress(OSError):
+        pipe.send(error)
