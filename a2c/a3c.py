@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from a2c.collector import Collector
 from a2c.compute import Compute, refresh
 from a2c.config import Config
-from a2c.envs import Spaces, make_envs
+from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.rollout import Progress
@@ -123,9 +123,7 @@ def play_and_learn(
     number, config = part.number, part.config
     compute = Compute(config)
     learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, shared=(net, optimizer))
-    collector = Collector(
-        [make_envs(config, part.seeds)], learner.twin, config.rollout_steps, compute, part.sampling_seed
-    )
+    collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
     if new_run:
         learner.observe(collector.buffers.next_obs[None])
     told = time.perf_counter() - METRICS_EVERY

@@ -31,14 +31,15 @@ from a2c.watchdog import Watchdog
 START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
 
 
-def make_envs(config: Config, seeds: Sequence[int] | None = None) -> GameEnvs:
+def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec | None = None) -> GameEnvs:
     """Start `config.num_envs` environments; `reset()` seeds row i with `seeds[i]`.
 
-    `seeds` are drawn from `config.seed` unless they are given. Raises ValueError, before any
+    `seeds` are drawn from `config.seed` unless they are given; `spec` is that of an id which this process
+    may not know. Raises ValueError, before any
     process starts, for an unknown id (with the nearest names), an action space that is not
     discrete, or a backend that cannot play the id.
     """
-    spec = checked_spec(config)
+    spec = spec or checked_spec(config)
     seeds = row_seeds(config) if seeds is None else list(seeds)
     envs = [partial(make_resumable, config, spec, seed) for seed in seeds]
     try:

@@ -19,7 +19,7 @@ import torch
 from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.envs import Spaces, make_envs
+from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.predictor import Desk, Predictor, RemoteNetwork, make_desk
@@ -118,7 +118,7 @@ def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
     config = part.config
     compute = Compute(config)
     net = RemoteNetwork(desk, ask)
-    collector = Collector([make_envs(config, part.seeds)], net, config.rollout_steps, compute, part.sampling_seed)
+    collector = Collector([part.make_envs()], net, config.rollout_steps, compute, part.sampling_seed)
     pipe.send(Played(collector.buffers.next_obs.numpy(), {}, [], {}))
     names = [field.name for field in fields(Rollout) if field.name != "episodes"]
     while True:

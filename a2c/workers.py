@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch.multiprocessing  # noqa: F401  tensors in shared memory cross to a worker as such
+from gymnasium.envs.registration import EnvSpec
 
 from a2c.config import Config, available_cores
-from a2c.envs import row_seeds
-from a2c.games import WorkerError
+from a2c.envs import checked_spec, make_envs, row_seeds
+from a2c.games import GameEnvs, WorkerError
 from a2c.processes import settle_in, without_main, worker_context
 
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
@@ -33,8 +34,13 @@ class Part(NamedTuple):
 
     number: int
     config: Config  # as if the worker's environments were all there are
+    spec: EnvSpec  # the caller's script may have registered it; a worker does not run that
     seeds: list[int]  # one per environment
     sampling_seed: int
+
+    def make_envs(self) -> GameEnvs:
+        """The environments of this part."""
+        return make_envs(self.config, self.seeds, self.spec)
 
 
 def parts_of(config: Config, env_steps: int) -> list[Part]:
@@ -42,11 +48,11 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
     cores = available_cores()
     workers = min(config.num_envs, config.workers or (cores if config.algorithm == "a3c" else 2 * cores))
     backend = "native" if config.backend == "native" else "sync"
-    parts = []
+    parts, spec = [], checked_spec(config)
     for number, seeds in enumerate(np.array_split(row_seeds(config, env_steps), workers)):
         batches = max(1, round(len(seeds) / columns_per_batch(config)))
         mine = replace(config, num_envs=len(seeds), backend=backend, threads=1, batches_per_rollout=batches)
-        parts.append(Part(number, mine, seeds.tolist(), config.seed + env_steps + 7919 * number))
+        parts.append(Part(number, mine, spec, seeds.tolist(), config.seed + env_steps + 7919 * number))
     return parts
 
 

@@ -31,7 +31,7 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
     batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.batches_per_rollout
     network = type(training.learner.net).__name__
     return (
-        lambda: len(training.advance()),
+        lambda: training.advance().env_steps,
         training.close,
         f"{config.num_envs} envs, {network}, {precision}, batch {batch}",
     )

@@ -125,17 +125,17 @@ def replay(trainer: Trainer, rollouts: Sequence[Rollout]) -> int:
 
 def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], int]]:
     """What takes turns: from a name to a function that does one pass and returns its decisions."""
-    rng, collector = np.random.default_rng(0), training.collector
+    rng, collector = np.random.default_rng(0), training.driver.collector
     # A vanishing step size costs the same and keeps the policy that acted.
     config = replace(training.config, learning_rate=1e-12)
     recorded = [copy.deepcopy(collector.collect()) for _ in range(-(-STEPS // collector.rollout_steps))]
     learner = Trainer(config)
     stack.callback(learner.close)
     stages: dict[str, Callable[[], int]] = {
-        "environments": partial(step_envs, training.groups, training.compute, rng),
+        "environments": partial(step_envs, training.driver.groups, training.compute, rng),
         "acting": partial(act, learner, collector.columns, recorded),
         "learning": partial(replay, learner, recorded),
-        "end to end": lambda: len(training.advance()),
+        "end to end": lambda: training.advance().env_steps,
     }
     if training.compute.device.type == "cuda":
         return stages
@@ -203,7 +203,7 @@ def run(options: Options, config: Config) -> dict[str, Any]:
             training = Trainer(config)
             stack.callback(training.close)
             training.start()
-            window(lambda: len(training.advance()), min(options.seconds, 3.0))
+            window(lambda: training.advance().env_steps, min(options.seconds, 3.0))
         speeds = measure(make_stages(training, stack), options.seconds, options.rounds)
         precision = str(training.compute.precision).removeprefix("torch.")
     median = {name: statistics.median(values) for name, values in speeds.items()}

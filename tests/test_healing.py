@@ -45,12 +45,12 @@ def play(run_dir, flags, disturb=None):
 
 
 def worker(run, group, row):
-    return run.groups[group].env.processes[row].pid
+    return run.driver.groups[group].env.processes[row].pid
 
 
 DISTURBANCES = {
     "kill": lambda run: os.kill(worker(run, 1, 3), signal.SIGKILL),
-    "kill all": lambda run: [os.kill(p.pid, signal.SIGKILL) for envs in run.groups for p in envs.env.processes],
+    "kill all": lambda run: [os.kill(p.pid, signal.SIGKILL) for envs in run.driver.groups for p in envs.env.processes],
     "stop": lambda run: os.kill(worker(run, 0, 0), signal.SIGSTOP),
 }
 
@@ -112,19 +112,18 @@ def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch)
 
 def test_workers_that_cannot_start_end_the_run(tmp_path, monkeypatch):
     run = Trainer(parse_config([*PONG, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
-    advance, start_games, starts = run.advance, run._start_games, []
+    advance, starts = run.advance, []
 
     def refuse(state):
         starts.append(1)
         raise WorkerError("the process of an environment died")
 
     def advance_and_kill():
-        monkeypatch.setattr(run, "_start_games", refuse)
+        monkeypatch.setattr(run.driver, "start", refuse)
         os.kill(worker(run, 0, 1), signal.SIGKILL)
         return advance()
 
     run.advance = advance_and_kill
-    assert start_games and not starts
     with pytest.raises(WorkerError, match="3 times without progress"):
         run.run()
     assert len(starts) == 2

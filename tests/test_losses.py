@@ -184,3 +184,21 @@ def test_half_precision_outputs_are_computed_in_float32(dtype):
     expected = a2c_loss(*(x.float() for x in low), actions, returns)
     assert all(term.dtype == torch.float32 for term in got)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_the_guard_against_lag_by_hand():
+    # d/dz of -A ln(pi(a) + eps) is A * pi(a) / (pi(a) + eps) * (pi - onehot(a)): fades where pi(a) is far below eps
+    eps = 0.25
+    logits, _, loss = golden(entropy_coef=0.0, value_coef=0.0, log_eps=eps)
+    loss.total.backward()
+    assert_close(loss.policy, -(2 * log(0.75) - log(1.0)) / 2)
+    first, second = 0.5 / 0.75, 0.75 / 1.0
+    assert_close(logits.grad, [[-0.5 * first, 0.5 * first], [0.125 * second, -0.125 * second]])
+
+
+def test_the_guard_bounds_the_loss_of_an_action_that_became_impossible():
+    logits = torch.tensor([[0.0, 200.0]], requires_grad=True)
+    loss = a2c_loss(logits, torch.zeros(1), torch.tensor([0]), torch.tensor([1.0]), entropy_coef=0.0, log_eps=1e-6)
+    loss.total.backward()
+    assert_close(loss.policy, -log(1e-6))
+    assert logits.grad.isfinite().all() and logits.grad.abs().max() < 1e-6

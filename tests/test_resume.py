@@ -54,6 +54,11 @@ CASES = {
         ),
         *("--network", "small", "--frame-size", "42"),
     ],
+    "lstm": ["--preset", "lstm", "--num-envs", "8", "--threads", "2", "--rollout-steps", "10"],
+    "lstm, rmsprop": [
+        *("--preset", "cartpole-lstm", "--optimizer", "rmsprop", "--rmsprop-eps-inside", "--num-envs", "8"),
+        *("--rollout-steps", "20"),
+    ],
     "book": ["--preset", "book", "--backend", "sync", "--num-envs", "3", "--network", "small", "--frame-size", "42"],
 }
 

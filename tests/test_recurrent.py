@@ -1,0 +1,234 @@
+"""A network with a memory: kept, emptied, carried, replayed and saved at the right places."""
+
+import copy
+from contextlib import closing
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from toys import CountingEnv, counting_envs, vector
+
+from a2c.atari import CROP, find_spec, make_env
+from a2c.checkpoint import load_checkpoint
+from a2c.cli import parse_config
+from a2c.collector import Collector
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.evaluation import evaluate
+from a2c.networks import LstmA2C
+from a2c.normalizers import FrameNorm
+from a2c.presets import PRESETS
+from a2c.recurrent import replay
+from a2c.rollout import Rollout
+from a2c.trainer import Trainer
+from a2c.update import learn
+
+FLAGS = ["--preset", "cartpole-lstm", "--total-env-steps", "1000", "--no-progress"]
+
+
+@pytest.fixture
+def compute():
+    with closing(Compute(Config(precision="float32", threads=1, backend="sync"))) as compute:
+        yield compute
+
+
+def lstm(units: int = 7, seed: int = 0) -> LstmA2C:
+    """A small network that really uses its memory: large weights, so that every step leaves a trace."""
+    torch.manual_seed(seed)
+    net = LstmA2C((3,), 5, units)
+    with torch.no_grad():
+        net.policy.weight.normal_()
+    return net
+
+
+def rollouts(compute, net, number, steps=6, ends="truncated"):
+    """`number` rollouts of environments whose episodes last 3, 4 and 100 decisions."""
+    collector = Collector([counting_envs(3, 4, 100, ends=ends, dtype=np.float32)], net, steps, compute)
+    return [copy.deepcopy(collector.collect()) for _ in range(number)]
+
+
+def again(net, rollout):
+    return replay(net, rollout.obs, rollout.starts, rollout.memory)
+
+
+def test_replaying_a_rollout_equals_the_steps_that_were_taken(compute):
+    net = lstm()
+    for rollout in rollouts(compute, net, 3):
+        logits, values = again(net, rollout)
+        log_probs = logits.log_softmax(1).gather(1, rollout.actions.flatten()[:, None])
+        torch.testing.assert_close(values.flatten(), rollout.values.flatten())
+        torch.testing.assert_close(log_probs.flatten(), rollout.log_probs.flatten())
+
+
+def test_the_replay_would_differ_without_memory_or_with_one_that_is_never_emptied(compute):
+    # Otherwise the test above could not fail.
+    net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
+    values = again(net, rollout)[1]
+    assert not torch.allclose(values, replay(net, rollout.obs, rollout.starts, 0 * rollout.memory)[1], atol=1e-3)
+    assert not torch.allclose(values, replay(net, rollout.obs, 0 * rollout.starts > 0, rollout.memory)[1], atol=1e-3)
+
+
+def test_a_memory_is_what_happened_since_the_episode_began_and_nothing_before(compute):
+    net, (first, second) = lstm(), rollouts(compute, lstm(), 2)
+    obs, starts = torch.cat([first.obs, second.obs]), torch.cat([first.starts, second.starts])
+    values = torch.cat([first.values, second.values])
+    for n in range(3):
+        for t in range(len(obs)):
+            begin = max(s for s in range(t + 1) if starts[s, n])
+            memory = torch.zeros(1, net.memory_size)
+            for s in range(begin, t + 1):
+                _, value, memory = net.step(obs[s, n][None], memory)
+            torch.testing.assert_close(value.squeeze(), values[t, n])
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
+    net = lstm()
+    first, second = rollouts(compute, net, 2, ends=ends)
+    torch.testing.assert_close(first.next_values[-1, 2], second.values[0, 2])  # its episode goes on
+    for (t, n), obs in zip(first.final_index.tolist(), first.final_obs, strict=True):
+        begin = max(s for s in range(t + 1) if first.starts[s, n])
+        memory = torch.zeros(1, net.memory_size)
+        for seen in (*first.obs[begin : t + 1, n], obs):
+            _, value, memory = net.step(seen[None], memory)
+        torch.testing.assert_close(first.next_values[t, n], value.squeeze())
+    assert len(first.final_index) == (3 if ends == "truncated" else 0)
+
+
+def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(compute):
+    net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
+    assert not rollout.memory.requires_grad  # nothing reaches the rollout before
+    obs = rollout.obs.clone().requires_grad_()
+    values = replay(net, obs, rollout.starts, rollout.memory)[1].unflatten(0, (6, 3))
+    for n in range(3):
+        (gradient,) = torch.autograd.grad(values[-1, n].sum(), obs, retain_graph=True)
+        begin = max((s for s in range(6) if rollout.starts[s, n]), default=0)
+        reached = gradient[:, n].abs().sum(1) > 0
+        assert reached.tolist() == [t >= begin for t in range(6)]
+        assert gradient.sum() != 0 and gradient[:, [m for m in range(3) if m != n]].abs().sum() == 0
+
+
+def test_split_and_join_keep_each_memory_with_its_environment(compute):
+    rollout = rollouts(compute, lstm(), 2)[1]
+    parts = rollout.split(3)
+    assert [part.memory.shape for part in parts] == [(1, 14)] * 3
+    joined = Rollout.join(parts)
+    for name, value in vars(joined).items():
+        if name not in ("episodes", "final_index", "final_obs"):
+            assert torch.equal(value, getattr(rollout, name)), name
+    finals = {tuple(i): o.tolist() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
+    assert {tuple(i): o.tolist() for i, o in zip(joined.final_index.tolist(), joined.final_obs, strict=True)} == finals
+
+
+def test_shards_learn_what_the_whole_batch_would(compute, monkeypatch):
+    rollout = rollouts(compute, lstm(), 2)[1]
+    config = Config(precision="float32", threads=1, max_grad_norm=0.0)
+    gradients = []
+    for parts in (1, 3):
+        net = lstm()
+        monkeypatch.setattr(compute, "shards", lambda size, parts=parts: parts)
+        learn(net, net, torch.optim.SGD(net.parameters(), lr=0.0), rollout, config, compute)
+        gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+class RecallEnv(CountingEnv):
+    """Shows a number once, at the start, and pays at the fourth decision for repeating it as an action."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, 4, "terminated", np.float32)
+
+    def _obs(self) -> np.ndarray:
+        if self.step_count == 0:
+            self.wanted = int(self.np_random.integers(2))
+        shown = [self.wanted, 1 - self.wanted] if self.step_count == 0 else [0, 0]
+        return np.array([*shown, self.step_count / 4], np.float32)
+
+    def step(self, action):
+        wanted = self.wanted
+        obs, _, *rest = super().step(action)
+        return obs, float(rest[0] and action == wanted), *rest
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(compute, memory):
+    torch.manual_seed(0)
+    net = LstmA2C((3,), 2, 8)
+    if not memory:
+        net.memory_size = 0  # the same network, forgetting after every decision
+    config = Config(
+        precision="float32", threads=1, gamma=1.0, rollout_steps=8, learning_rate=0.02, adam_eps=1e-5, entropy_coef=0.0
+    )
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    collector = Collector([vector(*(RecallEnv(i) for i in range(16)))], net, 8, compute)
+    if not memory:
+        net.forward = lambda obs: net.step(obs, torch.zeros(len(obs), 16))[:2]
+    scores = []
+    for _ in range(200):
+        rollout = collector.collect()
+        scores.append(float(rollout.rewards.sum()) / 32)  # 32 episodes end in a rollout
+        learn(net, net, optimizer, rollout, config, compute)
+    mean = sum(scores[-20:]) / 20
+    assert mean > 0.9 if memory else mean < 0.65
+
+
+def test_frame_norm_equals_the_formula_frame_by_frame():
+    frames = torch.randint(0, 256, (9, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    norm, mean, std = FrameNorm(), 0.0, 0.0
+    for frame in frames.numpy().astype(np.float64):
+        mean, std = 0.9999 * mean + 0.0001 * frame.mean(), 0.9999 * std + 0.0001 * frame.std()
+    norm.update(frames[:1])
+    first = frames[0].float()
+    torch.testing.assert_close(norm(frames[0]), (first - first.mean()) / first.std(correction=0), rtol=1e-4, atol=1e-4)
+    norm.update(frames[1:5])
+    norm.update(frames[5:])
+    bias = 1 - 0.9999**9
+    expected = (frames[3].numpy() - mean / bias) / (std / bias)
+    np.testing.assert_allclose(norm(frames[3]).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_frame_norm_says_something_sensible_before_its_first_frame():
+    assert torch.equal(FrameNorm()(torch.tensor([[0, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 1.0]]))
+
+
+def test_the_preset_sees_the_field_alone_in_42_by_42():
+    config = Config.from_preset("lstm")
+    env = make_env(config, find_spec(config.env), 0)
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == env.observation_space.shape == (1, 42, 42)
+    for _ in range(30):
+        obs, *_ = env.step(2)
+    screen = np.maximum(env.pooled, env.screen)[CROP]  # pooled already holds the maximum
+    assert screen.shape == (160, 160)
+    assert np.array_equal(obs[0], cv2.resize(screen, (42, 42), interpolation=cv2.INTER_AREA))
+    assert len(np.unique(obs)) > 3
+
+
+def test_the_network_of_the_preset():
+    net = LstmA2C((1, 42, 42), 6)
+    shapes = [tuple(p.shape) for name, p in net.named_parameters() if "conv" in name and "weight" in name]
+    assert shapes == [(32, 1, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3)]
+    assert net.lstm.input_size == 288 and net.lstm.hidden_size == 256  # 42 -> 21 -> 11 -> 6 -> 3
+    assert PRESETS["lstm"]["max_grad_norm"] == 40 / Config().rollout_steps
+
+
+def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
+    assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
+    seen, act = [], LstmA2C.step
+
+    def step(net, obs, memory):
+        seen.append((memory == 0).all(dim=1))
+        return act(net, obs, memory)
+
+    monkeypatch.setattr(LstmA2C, "step", step)
+    scores = evaluate(tmp_path / "run", 3)
+    # The rows start together; until the first game ends no memory is empty again.
+    assert seen[0].all() and not any(row.any() for row in seen[1 : int(min(scores))])
+    assert len(seen) == int(max(scores)) or seen[int(min(scores))].any()
+
+
+def test_memories_are_in_the_checkpoint(tmp_path):
+    assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
+    memory = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["memory"]
+    assert memory.shape == (16, 32) and memory.abs().sum() > 0
