@@ -141,7 +141,7 @@ def play_and_learn(
         learner.lag += int(account.updates.sum()) - version - updates  # steps of others meanwhile
         now = time.perf_counter()
         metrics = {}
-        if now - told >= METRICS_EVERY:
+        if now - told >= METRICS_EVERY or account.over():
             metrics, told = learner.metrics(), now
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": now - began}
         pipe.send(Report(len(rollout), updates, rollout.episodes, seconds, metrics))

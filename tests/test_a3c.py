@@ -1,0 +1,228 @@
+"""A3C: the same objective as A2C, stepped by many; gradients copied; every decision counted; nobody waits for ever."""
+
+import copy
+import csv
+import os
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import gymnasium as gym
+import psutil
+import pytest
+import torch
+from toys import same
+
+from a2c import cli
+from a2c.a3c import A3C
+from a2c.checkpoint import load_checkpoint
+from a2c.cli import parse_config
+from a2c.collector import Collector
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.envs import make_envs, probe_spaces
+from a2c.learner import Learner
+from a2c.networks import resolve
+from a2c.trainer import Trainer
+from a2c.workers import columns_per_batch, parts_of
+
+CARTPOLE = ["--preset", "cartpole", "--num-envs", "4", "--log-every", "1e-6", "--no-progress", "--env-timeout", "5"]
+PONG = ["--preset", "pong-fast", "--backend", "sync", "--threads", "1", "--no-progress", "--rollout-steps", "5"]
+ONE = {
+    "cartpole, one environment": [*CARTPOLE, "--num-envs", "1", "--total-env-steps", "640"],
+    "cartpole, four": [*CARTPOLE, "--total-env-steps", "1280"],
+    "rmsprop": [*CARTPOLE, "--optimizer", "rmsprop", "--learning-rate", "0.0007", "--total-env-steps", "640"],
+    "memory": ["--preset", "cartpole-lstm", "--num-envs", "4", "--no-progress", "--total-env-steps", "640"],
+    "pong, float32": [*PONG, "--num-envs", "1", "--precision", "float32", "--total-env-steps", "40"],
+    "pong, bfloat16": [*PONG, "--num-envs", "2", "--precision", "bfloat16", "--total-env-steps", "40"],
+}
+
+
+def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
+    config = parse_config([*flags, "--algorithm", algorithm, "--workers", str(workers), "--run-dir", str(run_dir)])
+    whole = Trainer(config)
+    assert whole.run() == code
+    return load_checkpoint(run_dir / "latest.pt")
+
+
+@pytest.mark.parametrize("flags", ONE.values(), ids=ONE.keys())
+def test_one_worker_equals_the_synchronous_run_bit_for_bit(flags, tmp_path):
+    alone, together = (run(tmp_path / kind, flags, kind) for kind in ("a3c", "a2c"))
+    assert alone["updates"] == together["updates"] > 1
+    for part in ("network", "env_steps", "scores", "learning"):
+        assert same(alone[part], together[part]), part
+    assert same(alone["optimizer"]["state"], together["optimizer"]["state"])
+
+
+def test_many_workers_count_every_decision_and_end_together(tmp_path):
+    state = run(tmp_path / "run", [*CARTPOLE, "--num-envs", "7", "--total-env-steps", "5000"], workers=3)
+    # Whoever is in a rollout when the count is reached finishes it: 32 steps of 3 + 2 environments at most.
+    assert 5000 <= state["env_steps"] < 5000 + 32 * 7
+    played = sum(int(row["length"]) for row in lived(tmp_path / "run"))
+    assert state["env_steps"] - 7 * 500 <= played <= state["env_steps"]
+    assert state["updates"] > 100 and state["learning"]["lag"] >= 0
+    assert state["optimizer"]["state"][0]["step"] == pytest.approx(state["updates"], rel=0.02)  # races lose a few
+
+
+def lived(run_dir):
+    with open(run_dir / "episodes.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_workers_differ_in_games_and_in_chance():
+    config = resolve(Config.from_preset("cartpole"), (4,))
+    parts = parts_of(replace(config, algorithm="a3c", workers=3), 0)
+    assert [len(part.seeds) for part in parts] == [6, 5, 5]
+    seeds = [seed for part in parts for seed in part.seeds]
+    assert len(set(seeds)) == 16 and len({part.sampling_seed for part in parts}) == 3
+    later = parts_of(replace(config, algorithm="a3c", workers=3), 1000)
+    assert not set(seeds) & {seed for part in later for seed in part.seeds}
+
+
+@pytest.mark.parametrize(("num_envs", "batches", "workers"), [(16, 8, 2), (50, 5, 4), (16, 1, 4), (3, 3, 3), (5, 5, 2)])
+def test_batches_keep_the_size_of_the_synchronous_run(num_envs, batches, workers):
+    config = Config(num_envs=num_envs, batches_per_rollout=batches, algorithm="a3c", workers=workers)
+    size = columns_per_batch(config)
+    assert size == round(num_envs / batches)
+    for part in parts_of(config, 0):
+        mine = part.config
+        assert mine.num_envs / mine.batches_per_rollout == pytest.approx(min(size, mine.num_envs), rel=0.5)
+
+
+def test_gradients_are_copied_and_never_added_up():
+    # The classic line `shared._grad = local.grad` makes them one tensor; since torch 2.0 `zero_grad` drops the
+    # local one, so every later gradient is added to those before.
+    config = resolve(Config.from_preset("cartpole"), (4,))
+    with closing(Compute(config)) as compute:
+        shared = Learner(config, (4,), 2, compute)
+        worker = Learner(config, (4,), 2, compute, shared=(shared.net, shared.optimizer))
+        assert worker.twin is not shared.net
+        mine, theirs = list(worker.twin.parameters()), list(shared.net.parameters())
+        assert not {p.data_ptr() for p in mine} & {p.data_ptr() for p in theirs}
+        envs = make_envs(config)
+        collector = Collector([envs], worker.twin, 32, compute)
+        for _ in range(3):
+            before = copy.deepcopy(worker.twin)
+            rollout = copy.deepcopy(collector.collect())
+            rollout.versions.fill_(worker.updates)
+            worker.learn(rollout, batches=1)
+            fresh = Learner(config, (4,), 2, compute)
+            fresh.net.load_state_dict(before.state_dict())
+            rollout.versions.fill_(0)
+            fresh.learn(rollout, batches=1)
+            for ours, alone in zip(theirs, fresh.net.parameters(), strict=True):
+                assert torch.equal(ours.grad, alone.grad)
+            assert all(p.grad is None for p in mine)  # nothing is left that a later gradient could be added to
+        envs.close()
+
+
+def test_the_classic_line_accumulates():
+    # What the test above guards against. Should a torch ever give 1, 1, 1 here, the warning in a3c.py can go.
+    local, shared = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+    optimizer, seen = torch.optim.SGD(shared.parameters(), lr=0.0), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        local(torch.ones(1, 1)).sum().backward()
+        shared.weight._grad = local.weight.grad
+        seen.append(shared.weight.grad.item())
+    assert seen == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, sign, tmp_path, capsys):
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
+    config = parse_config([*flags, "--total-env-steps", "60000", "--run-dir", str(tmp_path / "run")])
+    whole = Trainer(config)
+    advance, hit = whole.advance, []
+
+    def advance_and_hit():
+        progress = advance()
+        if whole.learner.env_steps > 2000 and not hit:
+            hit.append(os.kill(whole.driver.workers.processes[1].pid, sign))
+        return progress
+
+    whole.advance = advance_and_hit
+    assert whole.run() == 0 and hit
+    out = capsys.readouterr().out
+    said = "process of a worker died" if sign == signal.SIGKILL else "gave no answer within 2 seconds"
+    assert said in out and "every environment starts a new game (try 1 of 3)" in out
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert state["env_steps"] >= 60000 and all(p.isfinite().all() for p in state["network"].values())
+    steps = [int(row["env_steps"]) for row in lived(tmp_path / "run")]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(algorithm, tmp_path, capsys):
+    (tmp_path / "order").write_text("raise")
+    name = f"Troubled{algorithm}-v0"
+    gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
+    flags = ["--env", name, "--algorithm", algorithm, "--workers", "2", "--num-envs", "4", "--max-worker-restarts", "1"]
+    assert cli.train([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]) == 1
+    err = capsys.readouterr().err
+    assert "ValueError: the pole broke" in err and "Traceback" in err
+    assert err.strip().splitlines()[-1].startswith("error: ") and "2 times without progress" in err
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, tmp_path, capsys):
+    (tmp_path / "order").write_text("nan once")
+    name = f"Nan{algorithm}-v0"
+    gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
+    flags = ["--env", name, "--algorithm", algorithm, "--workers", "2", "--num-envs", "4", "--no-progress"]
+    assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "6000"]
+    whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
+    advance = whole.advance
+
+    def advance_and_interrupt():
+        progress = advance()
+        if whole.learner.env_steps > 2000:
+            signal.raise_signal(signal.SIGINT)
+        return progress
+
+    whole.advance = advance_and_interrupt
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    assert whole.run() == 130
+    alive = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert not [p for p in alive if "spawn_main" in " ".join(p.cmdline())]
+    assert whole.driver.workers is None
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert 2000 < state["env_steps"] < 6000
+    assert cli.train(["--resume", str(tmp_path / "run"), "--no-progress"]) == 0
+    out = capsys.readouterr().out
+    assert f"resumed at {state['env_steps']:,} env_steps; every environment starts a new game" in out
+    again = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert again["env_steps"] >= 6000 and again["updates"] > state["updates"]
+
+
+def test_settling_takes_in_what_is_under_way():
+    config = resolve(parse_config([*CARTPOLE, "--algorithm", "a3c", "--workers", "2"]), (4,))
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, (4,), 2, compute)
+        driver = A3C(config, probe_spaces(config), learner, compute)
+        driver.start(None)
+        played = driver.advance().env_steps
+        played += driver.settle().env_steps
+        assert played == learner.env_steps == int(driver.account.env_steps.sum()) > 0
+        assert learner.updates == int(driver.account.updates.sum())
+        driver.close()
+
+
+def test_a3c_needs_main_memory():
+    with pytest.raises(ValueError, match="cuda must be off for algorithm a3c"):
+        Config(algorithm="a3c", cuda=True)
+
+
+def test_another_algorithm_cannot_take_over_a_run(tmp_path, capsys):
+    run(tmp_path / "run", [*CARTPOLE, "--total-env-steps", "256"])
+    assert cli.train(["--resume", str(tmp_path / "run"), "--algorithm", "a2c"]) == 2
+    assert "is of a3c, got algorithm a2c" in capsys.readouterr().err
