@@ -20,7 +20,7 @@ from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.rollout import Progress
-from a2c.workers import Part, Workers, parts_of
+from a2c.workers import READY, Part, Workers, parts_of
 
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
 
@@ -30,7 +30,7 @@ class Account(NamedTuple):
 
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
-    limit: Tensor  # [] int64, env_steps at which the run ends
+    limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
 
     def over(self) -> bool:
         """True once the workers together have played enough."""
@@ -64,10 +64,11 @@ class A3C:
         parts = parts_of(config, learner.env_steps)
         counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
-        limit = torch.tensor(min(config.total_env_steps, config.stop_after or config.total_env_steps))
-        self.account = Account(*(tensor.share_memory_() for tensor in (counts[0].clone(), counts[1].clone(), limit)))
+        self.account = Account(*(t.share_memory_() for t in (counts[0].clone(), counts[1].clone(), torch.tensor(-1))))
         arguments = [(part, self.spaces, learner.net, learner.optimizer, self.account, state is None) for part in parts]
         self.workers = Workers(play_and_learn, arguments, config.env_timeout)
+        self.workers.await_all()
+        self.account.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
         return False
 
     def advance(self) -> Progress:
@@ -126,6 +127,9 @@ def play_and_learn(
     collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
     if new_run:
         learner.observe(collector.buffers.next_obs[None])
+    pipe.send(READY)
+    while account.limit < 0:
+        time.sleep(0.001)
     told = time.perf_counter() - METRICS_EVERY
     while not account.over():
         refresh(learner.twin, net)  # the parameters as all workers together have left them

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from a2c.config import Config
+from a2c.config import Algorithm, Config
 from a2c.rules import nearest
 
 T = TypeVar("T")
@@ -29,6 +29,7 @@ USAGE = """usage: a2c COMMAND [OPTIONS]
 commands:
   train      train an agent
   evaluate   play a trained policy and print its scores
+  compare    train a2c, a3c and ga3c on the same game and draw them side by side
 
 `a2c COMMAND --help` explains every option."""
 
@@ -51,12 +52,28 @@ class Evaluate:
     """Use the GPU."""
 
 
+@dataclass(frozen=True)
+class Compare:
+    """Train several algorithms on the same game with the same flags, budget and seeds, and draw them side by side.
+
+    All other flags are those of `a2c train`. The same command goes on with a comparison that was stopped.
+    """
+
+    out: Annotated[Path, tyro.conf.Positional]
+    """Directory of the comparison: a run directory per algorithm and seed, compare.csv, compare.png (path)."""
+    algorithms: tuple[Algorithm, ...] = ("a2c", "a3c", "ga3c")
+    """What to compare (names)."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the runs (integers, 0 or more)."""
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Entry point of the console script `a2c`."""
     args = list(sys.argv[1:] if args is None else args)
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "train": partial(train, prog="a2c train"),
         "evaluate": evaluate,
+        "compare": compare,
     }
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if args else sys.stderr)
@@ -122,6 +139,31 @@ def evaluate(args: Sequence[str] | None = None) -> int:
     return 0
 
 
+def compare(args: Sequence[str] | None = None) -> int:
+    """Parse the flags, train what is missing, write compare.csv and compare.png, print the table."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        options, flags = parse(Compare, "a2c compare", args, rest=True)
+        for name in ("algorithm", "seed", "run-dir", "resume"):
+            if _value_of(flags, f"--{name}") is not None:
+                raise ValueError(f"{name} must be left out of a comparison, got {_value_of(flags, f'--{name}')}")
+        for algorithm in options.algorithms:
+            for seed in options.seeds:
+                parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)], "a2c compare")
+        from a2c.comparison import report, summarise, train_all
+
+        code = train_all(options.out, options.algorithms, options.seeds, flags)
+        if code == 0:
+            report(options.out, summarise(options.out, options.algorithms, options.seeds))
+        return code
+    except ValueError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+
+
 def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
     """Flags to a Config: the run's own config on --resume, else the preset's, then every flag given."""
     default = Config.from_preset(_value_of(args, "--preset") or "default")
@@ -138,10 +180,15 @@ def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
     return parse(Config, prog, args, default)
 
 
-def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None) -> T:
-    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through."""
+def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None, rest: bool = False) -> Any:
+    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through.
+
+    `rest`: give back a pair, the second of it what `kind` does not know.
+    """
     errors = io.StringIO()
-    kwargs = {} if default is None else {"default": default}
+    kwargs: dict[str, Any] = {"return_unknown_args": True} if rest else {}
+    if default is not None:
+        kwargs["default"] = default
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(kind, prog=prog, args=args, **kwargs)

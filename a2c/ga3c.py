@@ -59,12 +59,9 @@ class GA3C:
         self.workers = Workers(play, arguments, config.env_timeout)
         for _, _, there in arguments:
             there.close()  # so that the player's end is the only one
-        waiting = len(parts)
-        while waiting:
-            for _, played in self.workers.receive():
-                waiting -= 1
-                if state is None:
-                    learner.observe(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
+        for played in self.workers.await_all():
+            if state is None:
+                learner.observe(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
         self.queue = []
         self.predictor = Predictor(learner, desks, self.compute)
         return False

@@ -175,12 +175,12 @@ class GameEnvs(VectorWrapper):
         self.env.closed = True
 
 
-def worker_error(error: Exception, watchdog: Watchdog | None) -> WorkerError:
-    """What happened, in one line, and the environment's traceback if it was the environment that failed."""
+def worker_error(error: Exception, watchdog: Watchdog | None, who: str = "an environment") -> WorkerError:
+    """What happened to `who`, in one line, and the environment's traceback if it was the environment that failed."""
     if watchdog is not None and watchdog.expired:
-        return WorkerError(f"an environment gave no answer within {watchdog.timeout:g} seconds")
+        return WorkerError(f"{who} gave no answer within {watchdog.timeout:g} seconds")
     if isinstance(error, EOFError | BrokenPipeError | ConnectionError):
-        return WorkerError("the process of an environment died (killed, or out of memory)")
+        return WorkerError(f"the process of {who} died (killed, or out of memory)")
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
     return WorkerError(f"an environment failed: {what}", trace)

@@ -49,7 +49,7 @@ class Learner:
         )
         self.env_steps = self.updates = 0
         self.newest: Update | None = None
-        self.lag = 0.0  # updates between acting and learning, newest batch
+        self.lag = 0.0  # updates between acting and learning, mean over the newest rollout
         self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process
 
     def learn(self, rollout: Rollout, batches: int | None = None) -> None:
@@ -60,12 +60,13 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
         done: list[Update] = []
+        lags: list[float] = []
         for batch in self._batches(rollout, batches or self.config.batches_per_rollout):
-            if isinstance(batch, Rollout):
-                self.lag = self.updates + len(done) - float(batch.versions.mean())
-            # Behind the first step the policy is no longer the one that acted.
-            done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, self.lag > 0))
+            lags.append(self.updates + len(done) - float(batch.versions.mean()) if isinstance(batch, Rollout) else 0.0)
+            # Where there is a lag, the policy is no longer the one that acted.
+            done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, lags[-1] > 0))
         self._check(done)
+        self.lag = sum(lags) / max(1, len(lags))
         self.newest = done[-1] if done else self.newest
         self.updates += len(done)
         self.observe(rollout.obs[::NORMALIZER_STRIDE])

@@ -37,7 +37,7 @@ METRICS = {
     "loss_total": "loss_policy + value_coef * loss_value + loss_entropy",
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
     "ratio": "mean importance ratio of the newest batch, clipped at 1",
-    "lag": "updates between acting and learning, mean over the newest batch (count)",
+    "lag": "policy lag: updates between acting and learning, mean over the newest rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",
     "grad_max": "largest size of one gradient entry before the clip",
     "grad_var": "variance of the gradient's entries before the clip",

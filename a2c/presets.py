@@ -53,13 +53,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout_steps": 32,
         "batches_per_rollout": 4,
         "gamma": 0.98,
-        "gae_lambda": 0.8,
-        "learning_rate": 0.007,
+        "gae_lambda": 0.9,
+        "learning_rate": 0.005,
         "adam_eps": 1e-5,
         "entropy_coef": 0.0,
         "value_coef": 0.02,  # values reach 50 and share every weight with the policy
         "max_grad_norm": 2.0,
-        "total_env_steps": 500_000,
+        "total_env_steps": 800_000,
         "stop_reward": 475.0,
     },
     "book": {

@@ -117,7 +117,10 @@ class Rollout:
     def join(rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the same length side by side, as one; what `split` took apart."""
         edges = accumulate((len(r.versions) for r in rollouts), initial=0)
-        index = [r.final_index + torch.tensor([0, low]) for r, low in zip(rollouts, edges, strict=False)]
+        index = [
+            r.final_index + torch.tensor([0, low], device=r.final_index.device)
+            for r, low in zip(rollouts, edges, strict=False)
+        ]
         names = [f.name for f in fields(Rollout) if f.name not in ("final_index", "episodes")]
         joined = {name: torch.cat([getattr(r, name) for r in rollouts], dim=int(name in WINDOWS)) for name in names}
         episodes = [game for r in rollouts for game in r.episodes]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +22,13 @@ from gymnasium.envs.registration import EnvSpec
 
 from a2c.config import Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
-from a2c.games import GameEnvs, WorkerError
+from a2c.games import GameEnvs, WorkerError, worker_error
 from a2c.processes import settle_in, without_main, worker_context
+from a2c.watchdog import Watchdog
 
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
 TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
+READY = "ready"  # a worker's first message, unless it has more to say
 BYE = "bye"  # a worker's last message when it has done its part
 
 
@@ -51,7 +54,7 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
     parts, spec = [], checked_spec(config)
     for number, seeds in enumerate(np.array_split(row_seeds(config, env_steps), workers)):
         batches = max(1, round(len(seeds) / columns_per_batch(config)))
-        mine = replace(config, num_envs=len(seeds), backend=backend, threads=1, batches_per_rollout=batches)
+        mine = replace(config, num_envs=len(seeds), backend=backend, threads=1, batches_per_rollout=batches, cuda=False)
         parts.append(Part(number, mine, spec, seeds.tolist(), config.seed + env_steps + 7919 * number))
     return parts
 
@@ -72,27 +75,34 @@ class Workers:
         self.timeout = timeout
         self.pipes: dict[Connection, int] = {}  # of workers that are at work; their numbers
         self.silent: dict[int, float] = {}  # seconds without a message, by number
-        self.processes = []
-        with without_main():
-            for number, own in enumerate(arguments):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_run, args=(work, own, sender), daemon=True)
-                process.start()
-                sender.close()  # so that the worker's end is the only one
-                self.processes.append(process)
-                self.pipes[receiver], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
+        self.processes: list[BaseProcess] = []
+        self.watchdog = Watchdog(timeout, lambda: self.processes)
+        try:
+            with without_main():
+                for number, own in enumerate(arguments):
+                    receiver, sender = context.Pipe(duplex=False)
+                    self.pipes[receiver], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
+                    process = context.Process(target=_run, args=(work, own, sender), daemon=True)
+                    process.start()
+                    self.processes.append(process)
+                    sender.close()  # so that the worker's end is the only one
+        except BaseException:
+            self.close()
+            raise
 
-    def receive(self, seconds: float = TICK) -> list[tuple[int, Any]]:
-        """The messages that are there, one per worker at most, with the workers' numbers; waits so long for a first.
+    def receive(self, heard: Container[int] = ()) -> list[tuple[int, Any]]:
+        """The messages that are there, one per worker at most, with the workers' numbers; waits a tick for a first.
 
+        Workers whose numbers are in `heard` are left alone.
         Raises WorkerError for a worker that died, raised or was silent for too long, FloatingPointError
         for numbers that are none.
         """
         began = time.perf_counter()
-        ready = wait(list(self.pipes), seconds)
+        asked = {pipe: number for pipe, number in self.pipes.items() if number not in heard}
+        ready = wait(list(asked), TICK)
         waited = min(TICK, time.perf_counter() - began)
         messages = []
-        for pipe, number in list(self.pipes.items()):
+        for pipe, number in asked.items():
             if pipe not in ready:
                 self.silent[number] += waited
                 if self.silent[number] >= self.timeout:
@@ -100,9 +110,10 @@ class Workers:
                 continue
             self.silent[number] = 0.0
             try:
-                message = pipe.recv()
+                with self.watchdog:  # a worker that is stopped inside of a message would keep us waiting
+                    message = pipe.recv()
             except (EOFError, OSError) as error:
-                raise WorkerError("the process of a worker died (killed, or out of memory)") from error
+                raise worker_error(error, self.watchdog, "a worker") from error
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, str) and message == BYE:
@@ -112,6 +123,13 @@ class Workers:
                 messages.append((number, message))
         return messages
 
+    def await_all(self) -> list[Any]:
+        """The first message of every worker, in the order in which they came; raises as `receive` does."""
+        first: dict[int, Any] = {}
+        while len(first) < len(self.processes):
+            first |= self.receive(heard=first)
+        return list(first.values())
+
     @property
     def at_work(self) -> bool:
         """False once all have done their part."""
@@ -119,6 +137,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
+        self.watchdog.close()
         for process in self.processes:
             process.kill()
         for process in self.processes:

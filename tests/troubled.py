@@ -39,3 +39,31 @@ class TroubledEnv(gym.Env):
             self.dying = "die" in what
             raise ValueError("the pole broke")
         return self.cartpole.step(action)
+
+
+def half_a_message(pipe):
+    """A worker that is stopped inside of a message."""
+    os.write(pipe.fileno(), (1_000_000).to_bytes(4, "big") + b"x" * 1000)
+    time.sleep(1e6)
+
+
+def silence(pipe):
+    """A worker that never says anything."""
+    time.sleep(1e6)
+
+
+def death(pipe):
+    """A worker that is killed."""
+    pipe.send("first")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def mistake(pipe):
+    """A worker with a bug."""
+    raise KeyError("nothing there")
+
+
+def two_words(first, second, pipe):
+    """A worker that does its part."""
+    pipe.send(first)
+    pipe.send(second)

@@ -1,0 +1,141 @@
+"""The same game learned by several algorithms: run after run, then one table and one picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from a2c.config import Config
+from a2c.curve import moving_mean, read_episodes
+from a2c.files import write_atomically
+from a2c.logger import WINDOW
+from a2c.signals import StopRequest, stop_on_signals
+
+COLOURS = {"a2c": "tab:blue", "a3c": "tab:orange", "ga3c": "tab:green"}
+COLUMNS = {
+    "algorithm": "algorithm",
+    "seed": "seed",
+    "env_steps": "decisions",
+    "seconds": "s",
+    "steps_per_second": "decisions/s",
+    "updates_per_second": "updates/s",
+    "best": f"best mean/{WINDOW}",
+    "steps_to_target": "to target",
+    "seconds_to_target": "s to target",
+    "lag": "lag",
+}
+
+
+def train_all(out: Path, algorithms: Sequence[str], seeds: Sequence[int], flags: Sequence[str]) -> int:
+    """Train one after the other, each in a process of its own; a run that `out` holds already goes on or is done.
+
+    Returns the exit code of the first that was stopped or failed, else 0.
+    """
+    request = StopRequest()
+    with stop_on_signals(request):
+        for seed in seeds:
+            for algorithm in algorithms:
+                run_dir = out / f"{algorithm}-{seed}"
+                begun = (run_dir / "latest.pt").exists()
+                new = ["--algorithm", algorithm, "--seed", str(seed), "--run-dir", str(run_dir)]
+                where = ["--resume", str(run_dir)] if begun else [*flags, *new]
+                print(f"--- {algorithm}, seed {seed}", flush=True)
+                code = _wait(subprocess.Popen([sys.executable, "-m", "a2c", "train", *where]), request)
+                if code or request:
+                    return code or 128 + request.number
+    return 0
+
+
+def _wait(run: subprocess.Popen, request: StopRequest) -> int:
+    """The exit code of `run`, which is asked to stop when this process is (Ctrl-C reaches both anyway)."""
+    asked = False
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return run.wait(timeout=0.5)
+        if request and not asked:
+            asked = True
+            run.terminate()
+
+
+def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> list[dict[str, object]]:
+    """A row of COLUMNS per run. Speeds are those of the whole run, start of the workers not counted."""
+    rows = []
+    for algorithm in algorithms:
+        for seed in seeds:
+            run_dir = out / f"{algorithm}-{seed}"
+            config = Config.from_json((run_dir / "config.json").read_text(encoding="utf-8"))
+            with open(run_dir / "metrics.csv", newline="", encoding="utf-8") as file:
+                metrics = list(csv.DictReader(file))
+            episodes, last = read_episodes(run_dir), metrics[-1]
+            means = moving_mean(episodes["score"])
+            means[: WINDOW - 1] = -np.inf
+            there = [] if config.target_score is None else np.flatnonzero(means >= config.target_score)
+            seconds = float(last["seconds"])
+            lags = [float(row["lag"]) for row in metrics if row["lag"]]
+            rows.append(
+                {
+                    "algorithm": algorithm,
+                    "seed": seed,
+                    "env_steps": int(last["env_steps"]),
+                    "seconds": round(seconds, 1),
+                    "steps_per_second": round(int(last["env_steps"]) / seconds, 1),
+                    "updates_per_second": round(int(last["updates"]) / seconds, 1),
+                    "best": round(float(means.max()), 2) if len(means) >= WINDOW else "",
+                    "steps_to_target": int(episodes["env_steps"][there[0]]) if len(there) else "",
+                    "seconds_to_target": float(episodes["seconds"][there[0]]) if len(there) else "",
+                    "lag": round(sum(lags) / len(lags), 2) if lags else "",
+                }
+            )
+    return rows
+
+
+def report(out: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Write compare.csv, draw compare.png, print the table."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(out / "compare.csv", text.getvalue().encode())
+    _draw(out, rows)
+    table = Table()
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = (f"{value:,}" if isinstance(value, int | float) else str(value) or "-" for value in row.values())
+        table.add_row(*cells)
+    Console(width=max(Console().width, 110)).print(table)
+
+
+def _draw(out: Path, rows: Sequence[dict[str, object]]) -> None:
+    from matplotlib.figure import Figure  # slow to import
+
+    config = Config.from_json((out / f"{rows[0]['algorithm']}-{rows[0]['seed']}" / "config.json").read_text("utf-8"))
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for row in rows:
+        name = str(row["algorithm"])
+        mine = [r for r in rows if r["algorithm"] == name]
+        speeds = (np.median([r[key] for r in mine]) for key in ("steps_per_second", "updates_per_second"))
+        label = None if row is not mine[0] else "{}: {:,.0f} decisions/s, {:,.0f} updates/s".format(name, *speeds)
+        episodes = read_episodes(out / f"{name}-{row['seed']}")
+        means = moving_mean(episodes["score"])
+        left.plot(episodes["env_steps"] / 1e6, means, color=COLOURS[name], lw=1.5, alpha=0.8, label=label)
+        right.plot(episodes["seconds"] / 60, means, color=COLOURS[name], lw=1.5, alpha=0.8)
+    for axes in (left, right):
+        if config.target_score is not None:
+            axes.axhline(config.target_score, ls="--", lw=1, color="gray")
+        axes.grid(alpha=0.3)
+    left.set(xlabel="environment steps (million decisions)", ylabel=f"mean score of the last {WINDOW} games")
+    right.set(xlabel="wall time (minutes)")
+    left.legend(loc="best", fontsize=8)
+    figure.suptitle(f"{config.env}, seeds {', '.join(sorted({str(row['seed']) for row in rows}))}")
+    figure.savefig(out / "compare.png", dpi=120)

@@ -1,0 +1,183 @@
+"""GA3C: players see the network through a wire, the trainer sees whole rollouts, and the lag is what it was."""
+
+import copy
+import threading
+from contextlib import closing
+from multiprocessing import Pipe
+
+import pytest
+import torch
+from toys import same
+
+from a2c.checkpoint import load_checkpoint
+from a2c.cli import parse_config
+from a2c.collector import Collector
+from a2c.compute import Compute
+from a2c.envs import probe_spaces
+from a2c.ga3c import GA3C
+from a2c.learner import Learner
+from a2c.networks import resolve
+from a2c.predictor import Predictor, RemoteNetwork, make_desk
+from a2c.recurrent import step
+from a2c.rollout import Rollout
+from a2c.trainer import Trainer
+from a2c.workers import parts_of
+
+FLAGS = ["--preset", "cartpole", "--algorithm", "ga3c", "--num-envs", "4", "--no-progress", "--env-timeout", "5"]
+MEMORY = ["--preset", "cartpole-lstm", *FLAGS[2:]]
+
+
+@pytest.fixture(params=[FLAGS, MEMORY], ids=["mlp", "lstm"])
+def setting(request):
+    """Config, spaces, learner and compute of a small run."""
+    config = parse_config(request.param)
+    spaces = probe_spaces(config)
+    config = resolve(config, spaces.obs_shape)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute)
+        with torch.no_grad():  # an untrained network says nearly the same to every observation
+            for parameter in learner.net.parameters():
+                parameter.mul_(3)
+        yield config, spaces, learner, compute
+
+
+def memory_size(net):
+    return getattr(net, "memory_size", 0)
+
+
+def test_an_answer_through_the_wire_equals_the_networks_own(setting):
+    _, spaces, learner, compute = setting
+    desks, remotes = {}, []
+    for rows in (3, 1, 2):
+        desk = make_desk(rows, spaces, memory_size(learner.net))
+        here, there = Pipe()
+        desks[here] = desk
+        remotes.append(RemoteNetwork(desk, there))
+    draw = torch.Generator().manual_seed(0)
+    asked = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 7)]  # 7: more than the desk has rows
+    memories = [torch.randn(len(obs), memory_size(learner.net), generator=draw) for obs in asked]
+    starts = [torch.arange(len(obs)) % 2 == 0 for obs in asked]
+    answers = [None] * 3
+
+    def ask(i):
+        answers[i] = step(remotes[i], asked[i], memories[i], starts[i])
+
+    with closing(Predictor(learner, desks, compute)) as predictor:
+        for updates in (0, 5):
+            learner.updates = updates
+            predictor.refresh()
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(10)
+            for i in range(3):
+                with torch.no_grad():
+                    torch.testing.assert_close(answers[i], step(learner.net, asked[i], memories[i], starts[i]))
+            with torch.no_grad():
+                next(learner.net.parameters()).add_(0.1)  # the predictor's copy moves at `refresh` alone
+        predictor.check()
+    assert [remote.versions for remote in remotes] == [[0, 5], [0, 5], [0] * 4 + [5] * 4]
+
+
+def test_trouble_of_the_predictor_reaches_the_trainer(setting):
+    _, spaces, learner, compute = setting
+    here, there = Pipe()
+    with closing(Predictor(learner, {here: make_desk(1, spaces, 0)}, compute)) as predictor:
+        predictor.net = None
+        there.send_bytes(b"12345678")
+        predictor._thread.join(10)
+        with pytest.raises(Exception, match=r"NoneType|shape"):
+            predictor.check()
+
+
+def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
+    # Nothing is learned here, so the lag does not matter and the experience must be the same, bit for bit.
+    config, spaces, learner, compute = setting
+    config = config.__class__(**{**vars(config), "workers": 2})
+    before, taken = copy.deepcopy(learner.net), []
+    driver = GA3C(config, spaces, learner, compute)
+    learner.learn = lambda rollout, batches: taken.append(copy.deepcopy(rollout))
+    driver.columns = 2  # a rollout of one player
+    driver.start(None)
+    while len(taken) < 6:
+        driver.advance()
+    driver.close()
+    for part in parts_of(config, 0):
+        collector = Collector([part.make_envs()], before, config.rollout_steps, compute, part.sampling_seed)
+        expected = [copy.deepcopy(collector.collect()) for _ in range(6)]
+        mine = [r for r in taken if torch.allclose(r.obs[0], expected[0].obs[0])]
+        assert len(mine) == 1
+        played = taken[next(i for i, r in enumerate(taken) if r is mine[0]) :]
+        for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "final_index", "final_obs"):
+            assert torch.equal(getattr(mine[0], name), getattr(expected[0], name)), name
+        for name in ("values", "next_values", "log_probs", "memory"):
+            torch.testing.assert_close(getattr(mine[0], name), getattr(expected[0], name))
+        again = [any(torch.equal(r.actions, e.actions) for r in played) for e in expected[:2]]
+        assert all(again)
+
+
+def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_too(tmp_path):
+    whole = Trainer(
+        parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "5000", "--run-dir", str(tmp_path / "run")])
+    )
+    learn, batches = whole.learner.learn, []
+
+    def keep(rollout, batches_per_rollout=None, **more):
+        batches.append(copy.deepcopy(rollout))
+        learn(rollout, **more)
+
+    whole.learner.learn = keep
+    assert whole.run() == 0
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert state["updates"] == len(batches) and state["env_steps"] == sum(map(len, batches)) >= 5000
+    assert {batch.actions.shape for batch in batches} == {(32, 1)}  # 4 environments in 4 batches, as a2c has them
+    ends = sum(int(batch.terminated.sum()) for batch in batches)
+    assert ends > 20 and all((batch.rewards == 1.0).all() for batch in batches)
+    # Each environment's windows follow one another: what was shown behind one begins the next.
+    chains = {tuple(batch.next_obs[0].tolist()) for batch in batches}
+    begun = [tuple(batch.obs[0, 0].tolist()) for batch in batches]
+    assert len(set(begun)) == len(begun)
+    assert sum(first not in chains for first in begun) == 4  # the very first window of each environment
+
+
+def test_the_lag_is_measured_as_it_was(setting):
+    config, spaces, learner, compute = setting
+    driver = GA3C(config, spaces, learner, compute)
+    learn, lags = learner.learn, []
+
+    def note(rollout, batches):
+        expected = learner.updates - float(rollout.versions.mean())
+        learn(rollout, batches=batches)
+        lags.append((learner.lag, expected))
+
+    learner.learn = note
+    driver.start(None)
+    while len(lags) < 40:
+        driver.advance()
+    driver.close()
+    assert all(lag == expected >= 0 for lag, expected in lags)
+    assert lags[0][0] == 0.0  # nobody had learned yet
+    assert max(lag for lag, _ in lags) > 0
+    assert learner.metrics()["lag"] == learner.lag
+
+
+def test_lagging_samples_are_weighted(setting):
+    learner = setting[2]
+    rollout = Rollout.empty(4, torch.zeros(2, 4), memory_size(learner.net))
+    rollout.log_probs.fill_(5.0)  # so that a weight of exp(log pi - 5) is far below 1
+    learner.learn(rollout, batches=1)
+    assert learner.metrics()["ratio"] == 1.0
+    learner.learn(rollout, batches=1)  # its version is 0, the network has seen one update
+    assert learner.metrics()["ratio"] < 0.02 and learner.lag == 1.0
+
+
+def test_a_rollout_on_its_device_is_the_same():
+    rollout = Rollout.empty(3, torch.zeros(2, 4))
+    assert same(vars(rollout.to(torch.device("cpu"))), vars(rollout))
+
+
+def test_the_guard_is_on_for_ga3c_alone():
+    assert resolve(parse_config(FLAGS), (4,)).log_eps == 1e-6
+    assert resolve(parse_config(["--preset", "cartpole"]), (4,)).log_eps == 0.0
+    assert resolve(parse_config([*FLAGS, "--log-eps", "0"]), (4,)).log_eps == 0.0

@@ -1,0 +1,50 @@
+"""Worker processes: whatever becomes of one, the run does not wait for it."""
+
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+import troubled
+
+from a2c import workers
+from a2c.games import WorkerError
+from a2c.workers import Workers
+
+
+def test_messages_come_in_order_with_the_worker_s_number_until_all_have_done_their_part():
+    heard = {0: [], 1: []}
+    with closing(Workers(troubled.two_words, [("a", "b"), ("c", [1, 2])], 5.0)) as staff:
+        while staff.at_work:
+            for number, message in staff.receive():
+                heard[number].append(message)
+    assert heard == {0: ["a", "b"], 1: ["c", [1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (troubled.half_a_message, "a worker gave no answer within 1 seconds"),
+        (troubled.silence, "a worker gave no answer within 1 seconds"),
+        (troubled.death, "the process of a worker died"),
+        (troubled.mistake, "a worker failed: KeyError: 'nothing there'"),
+    ],
+)
+def test_trouble_ends_the_wait(work, said, monkeypatch):
+    monkeypatch.setattr(workers, "START_TIMEOUT", 0.0)
+    with closing(Workers(work, [(), ()], 1.0)) as staff:
+        for silent in staff.silent:  # only the start may take longer
+            staff.silent[silent] = -20.0 if work is not troubled.silence else 0.0
+        began = time.perf_counter()
+        with pytest.raises(WorkerError, match=said) as raised:
+            while staff.at_work:
+                staff.receive()
+        assert time.perf_counter() - began < 20
+        if work is troubled.mistake:
+            assert 'raise KeyError("nothing there")' in raised.value.trace
+    assert not any(psutil.pid_exists(process.pid) for process in staff.processes)
+
+
+def test_the_first_messages_of_all_are_awaited():
+    with closing(Workers(troubled.two_words, [(n, 10 + n) for n in range(3)], 5.0)) as staff:
+        assert sorted(staff.await_all())[:3] == [0, 1, 2]
