@@ -7,6 +7,7 @@ those of Hogwild! (Recht et al., 2011). Returns, loss and step are the synchrono
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.rollout import Progress
-from a2c.workers import READY, Part, Workers, parts_of
+from a2c.workers import READY, SLOW, Part, Workers, parts_of
 
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
 
@@ -127,6 +128,7 @@ def play_and_learn(
     collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
     if new_run:
         learner.observe(collector.buffers.next_obs[None])
+    import_module(SLOW)
     pipe.send(READY)
     while account.limit < 0:
         time.sleep(0.001)

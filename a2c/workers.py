@@ -29,6 +29,7 @@ from a2c.watchdog import Watchdog
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
 TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
 READY = "ready"  # a worker's first message, unless it has more to say
+SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 BYE = "bye"  # a worker's last message when it has done its part
 
 
@@ -71,7 +72,7 @@ class Workers:
     """
 
     def __init__(self, work: Callable[..., None], arguments: Sequence[tuple], timeout: float) -> None:
-        context = multiprocessing.get_context(worker_context([work.__module__]))
+        context = multiprocessing.get_context(worker_context([work.__module__, SLOW]))
         self.timeout = timeout
         self.pipes: dict[Connection, int] = {}  # of workers that are at work; their numbers
         self.silent: dict[int, float] = {}  # seconds without a message, by number
