@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a2c.recurrent import step
 from a2c.returns import lambda_returns
 from a2c.rollout import Rollout
 
@@ -50,8 +51,8 @@ def unpack_batch(
     Args:
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes), or a `Rollout`.
-        net: network with outputs `(logits, values [B, 1])`; it values what lies behind the
-            windows of transitions. A rollout brings the values of the policy that acted.
+        net: network with outputs `(logits, values [B, 1])`; it values what lies behind the windows.
+            Inside them a rollout has the values of the policy that acted.
         device: where the results live.
         gamma: discount per decision.
         reward_steps: decisions that the `reward` of a transition sums over (a rollout's
@@ -70,7 +71,7 @@ def unpack_batch(
     if len(batch) == 0:
         raise ValueError("batch must hold at least 1 transition, got 0")
     if isinstance(batch, Rollout):
-        return _unpack_rollout(batch, device, gamma, gae_lambda, reward_clip)
+        return _unpack_rollout(batch, net, device, gamma, gae_lambda, reward_clip)
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
     if not 0.0 <= gamma <= 1.0:
@@ -90,14 +91,22 @@ def unpack_batch(
 
 
 def _unpack_rollout(
-    rollout: Rollout, device: str | torch.device, gamma: float, gae_lambda: float, reward_clip: float
+    rollout: Rollout, net: nn.Module, device: str | torch.device, gamma: float, gae_lambda: float, reward_clip: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    envs = rollout.actions.shape[1]
+    behind = torch.cat([rollout.next_obs, rollout.final_obs]).to(device)  # [N + K, ...]
+    memory = torch.cat([rollout.next_memory, rollout.final_memory]).to(device)
+    nowhere = torch.zeros(len(behind), dtype=torch.bool, device=device)  # no episode starts there
+    bootstrap = step(net, behind, memory, nowhere)[1].float().squeeze(1)  # [N + K]
+    next_values = torch.cat([rollout.values[1:].to(device), bootstrap[None, :envs]])  # [T, N]
+    t, n = rollout.final_index.to(device).unbind(1)
+    next_values[t, n] = bootstrap[envs:]
     rewards = rollout.rewards.to(device)
     if reward_clip:
         rewards = rewards.clamp(-reward_clip, reward_clip)
     returns = lambda_returns(
         rewards,
-        rollout.next_values.to(device),
+        next_values,
         rollout.terminated.to(device),
         rollout.truncated.to(device),
         gamma=gamma,

@@ -46,8 +46,7 @@ class Collector:
         edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
         self.columns = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         next_obs = self._new_games()
-        self.memory = empty_memory(net, len(next_obs), compute.device)  # [N, M] behind the last decision
-        self.buffers = Rollout.empty(rollout_steps, next_obs, self.memory.shape[1])
+        self.buffers = Rollout.empty(rollout_steps, next_obs, empty_memory(net, 0).shape[1])
         self.buffers.next_obs = next_obs
         self.env_seconds = self.act_seconds = 0.0  # summed over the last collect, mean of the groups
 
@@ -56,7 +55,7 @@ class Collector:
         intact = not any(envs.broken for envs in self.groups)
         return {
             "next_obs": self.buffers.next_obs,
-            "memory": self.memory,
+            "memory": self.buffers.next_memory,
             "starts": self.starts,
             "device": self.compute.device.type,
             "generators": [generator.get_state() for generator in self.generators],
@@ -76,7 +75,7 @@ class Collector:
             self.buffers.next_obs.copy_(self._new_games())
             return False
         self.buffers.next_obs.copy_(state["next_obs"])
-        self.memory.copy_(state["memory"])
+        self.buffers.next_memory.copy_(state["memory"])
         self.starts.copy_(state["starts"])
         return True
 
@@ -101,6 +100,7 @@ class Collector:
             if finals
             else rollout.next_obs[:0]
         )
+        rollout.final_memory = torch.cat([rollout.next_memory[:0], *(f.memory[None] for f in finals)])
         self.env_seconds = sum(group[2] for group in played) / len(played)
         self.act_seconds = sum(group[3] for group in played) / len(played)
         return rollout
@@ -109,7 +109,7 @@ class Collector:
     def _play(self, g: int) -> tuple[list[Final], list[tuple[int, Episode]], float, float]:
         """One group's part: fills its columns; returns cut-off final observations, games (with t), seconds."""
         buffers, columns, envs = self.buffers, self.columns[g], self.groups[g]
-        obs, starts, memory = buffers.next_obs[columns], self.starts[columns], self.memory[columns]
+        obs, starts, memory = buffers.next_obs[columns], self.starts[columns], buffers.next_memory[columns]
         buffers.memory[columns] = memory
         finals: list[Final] = []
         episodes: list[tuple[int, Episode]] = []
@@ -132,8 +132,7 @@ class Collector:
             finals += [Final(t, columns.start + int(n), info["final_obs"][int(n)], memory[n]) for n in cut]
             episodes += [(t, game._replace(env=columns.start + game.env)) for game in info["episodes"]]
             obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
-        buffers.next_obs[columns], self.starts[columns], self.memory[columns] = obs, starts, memory
-        self._bootstrap(columns, finals)
+        buffers.next_obs[columns], self.starts[columns], buffers.next_memory[columns] = obs, starts, memory
         return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds
 
     def _sample(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -146,21 +145,6 @@ class Collector:
                 "the policy's logits are no numbers: an observation or a parameter is not finite; "
                 "the last checkpoint is kept"
             ) from error
-
-    def _bootstrap(self, columns: slice, finals: list[Final]) -> None:
-        """Value what followed each decision of one group; one pass for all that no decision was taken in."""
-        buffers = self.buffers
-        buffers.next_values[:-1, columns] = buffers.values[1:, columns]
-        behind, memory = buffers.next_obs[columns], self.memory[columns]
-        if finals:
-            cut_off = torch.from_numpy(np.stack([final.obs for final in finals])).to(behind.device)
-            behind, memory = torch.cat([behind, cut_off]), torch.cat([memory, *(f.memory[None] for f in finals)])
-        nowhere = torch.zeros(len(behind), dtype=torch.bool, device=behind.device)  # no episode starts here
-        values = step(self.net, behind, memory, nowhere)[1].float().squeeze(1)  # [n + K]
-        size = columns.stop - columns.start
-        buffers.next_values[-1, columns] = values[:size]
-        for final, value in zip(finals, values[size:], strict=True):
-            buffers.next_values[final.t, final.n] = value
 
 
 def sample(logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

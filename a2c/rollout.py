@@ -13,10 +13,10 @@ from torch import Tensor
 from a2c.games import Episode
 
 WINDOWS = (  # fields of shape [T, N, ...]
-    *("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "next_values", "log_probs"),
+    *("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "log_probs"),
 )
 
-AROUND = ("memory", "next_obs", "final_index", "final_obs")  # the other tensors that learning reads
+AROUND = ("memory", "next_obs", "next_memory", "final_index", "final_obs", "final_memory")
 
 
 class Progress(NamedTuple):
@@ -34,25 +34,25 @@ class Progress(NamedTuple):
 class Rollout:
     """`T` decisions of `N` environments, acted by one fixed policy.
 
-    =========== ============= ============================================================
-    name        shape         meaning
-    =========== ============= ============================================================
-    obs         [T, N, ...]   what the policy saw (uint8 for Atari)
-    actions     [T, N] int64  what it did
-    rewards     [T, N] f32    raw game points it got
-    terminated  [T, N] bool   the episode ended with this decision
-    truncated   [T, N] bool   the episode was cut off with this decision
-    starts      [T, N] bool   obs[t] begins an episode
-    values      [T, N] f32    V(obs[t]) when acting
-    next_values [T, N] f32    V of what followed decision t, when acting: of the true final
-                              observation where truncated, without meaning where terminated
-    log_probs   [T, N] f32    log-probability of actions[t] when acting
-    memory      [N, M]        what the network carried into obs[0] (see `a2c.recurrent`)
-    versions    [N] f32       updates that the acting policy had seen, mean over the window
-    next_obs    [N, ...]      observation after the last decision
-    final_index [K, 2] int64  (t, n) of each truncated step
-    final_obs   [K, ...]      its true final observation
-    =========== ============= ============================================================
+    ============ ============= ===========================================================
+    name         shape         meaning
+    ============ ============= ===========================================================
+    obs          [T, N, ...]   what the policy saw (uint8 for Atari)
+    actions      [T, N] int64  what it did
+    rewards      [T, N] f32    raw game points it got
+    terminated   [T, N] bool   the episode ended with this decision
+    truncated    [T, N] bool   the episode was cut off with this decision
+    starts       [T, N] bool   obs[t] begins an episode
+    values       [T, N] f32    V(obs[t]) when acting
+    log_probs    [T, N] f32    log-probability of actions[t] when acting
+    memory       [N, M]        what the network carried into obs[0] (see `a2c.recurrent`)
+    versions     [N] f32       updates that the acting policy had seen, mean over the window
+    next_obs     [N, ...]      observation after the last decision
+    next_memory  [N, M]        what the network carries into next_obs
+    final_index  [K, 2] int64  (t, n) of each truncated step
+    final_obs    [K, ...]      its true final observation
+    final_memory [K, M]        what the network carries into it
+    ============ ============= ===========================================================
     """
 
     obs: Tensor
@@ -62,13 +62,14 @@ class Rollout:
     truncated: Tensor
     starts: Tensor
     values: Tensor
-    next_values: Tensor
     log_probs: Tensor
     memory: Tensor
     versions: Tensor
     next_obs: Tensor
+    next_memory: Tensor
     final_index: Tensor
     final_obs: Tensor
+    final_memory: Tensor
     episodes: list[Episode] = field(default_factory=list)
 
     @staticmethod
@@ -85,12 +86,14 @@ class Rollout:
             make(torch.int64, steps, num_envs),
             make(torch.float32, steps, num_envs),
             *flags,
-            *(make(torch.float32, steps, num_envs) for _ in range(3)),
+            *(make(torch.float32, steps, num_envs) for _ in range(2)),
             make(torch.float32, num_envs, memory_size),
             torch.zeros(num_envs),  # on the host, where it is read
             make(like.dtype, num_envs, *obs_shape),
+            make(torch.float32, num_envs, memory_size),
             make(torch.int64, 0, 2),
             make(like.dtype, 0, *obs_shape),
+            make(torch.float32, 0, memory_size),
         )
 
     def split(self, parts: int) -> list[Rollout]:
@@ -109,8 +112,10 @@ class Rollout:
             memory=self.memory[low:high],
             versions=self.versions[low:high],
             next_obs=self.next_obs[low:high],
+            next_memory=self.next_memory[low:high],
             final_index=index,
             final_obs=self.final_obs[mine],
+            final_memory=self.final_memory[mine],
         )
 
     @staticmethod

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import fill_next_values
 
 from a2c.batch import Experience, SlidingWindows, unpack_batch
 from a2c.rollout import Rollout
@@ -44,8 +43,8 @@ def random_rollout(steps: int, envs: int, seed: int, rate: float = 0.25) -> Roll
     rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < rate for _ in FLAGS)
     rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
     rollout.final_obs = torch.randint(0, 256, (len(rollout.final_index), 4), generator=draw, dtype=torch.uint8)
+    rollout.final_memory = torch.zeros(len(rollout.final_index), 0)
     rollout.values = Toy()(rollout.obs.flatten(0, 1))[1].detach().reshape(steps, envs)
-    fill_next_values(rollout, Toy())
     return rollout
 
 
@@ -68,7 +67,7 @@ def window(rollout: Rollout, t: int, n: int, steps: int) -> Experience | None:
 
 def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
     """The decisions `low <= t < high`, in memory that the next rollout may overwrite."""
-    names = ("obs", "actions", "rewards", *FLAGS, "starts", "values", "next_values", "log_probs")
+    names = ("obs", "actions", "rewards", *FLAGS, "starts", "values", "log_probs")
     next_obs = rollout.next_obs if high == len(rollout.actions) else rollout.obs[high]
     mine = (rollout.final_index[:, 0] >= low) & (rollout.final_index[:, 0] < high)
     return Rollout(
@@ -76,8 +75,10 @@ def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
         memory=rollout.memory,
         versions=rollout.versions,
         next_obs=next_obs.clone(),
+        next_memory=rollout.next_memory,
         final_index=rollout.final_index[mine] - torch.tensor([low, 0]),
         final_obs=rollout.final_obs[mine],
+        final_memory=rollout.final_memory[mine],
     )
 
 
@@ -103,8 +104,8 @@ def test_a_rollout_bootstraps_from_values_final_and_next_observations():
     rollout.next_obs[0, 0] = 40
     rollout.truncated[1, 0] = True
     rollout.final_index, rollout.final_obs = torch.tensor([[1, 0]]), torch.tensor([[99, 0, 0, 0]], dtype=torch.uint8)
+    rollout.final_memory = torch.zeros(1, 0)
     net = Toy((1.0, 0.0, 0.0, 0.0))
-    fill_next_values(rollout, net)
     returns = unpack_batch(rollout, net, gamma=0.5, gae_lambda=0.0)[2]
     assert returns.tolist() == [10.0, 49.5, 20.0]  # half of V(obs[1]) = 20, of V(final) = 99, of V(next_obs) = 40
 
@@ -169,6 +170,7 @@ def test_sliding_windows_by_hand():
     rollout.rewards[:, 0] = 2.0 ** torch.arange(10)
     rollout.terminated[4], rollout.truncated[6] = True, True
     rollout.final_index, rollout.final_obs = torch.tensor([[6, 0]]), torch.tensor([[99]], dtype=torch.uint8)
+    rollout.final_memory = torch.zeros(1, 0)
     windows = SlidingWindows(1, reward_steps=3, batch_size=2, gamma=0.5, reward_clip=0.0)
     first, second = windows.push(time_slice(rollout, 0, 9)), windows.push(time_slice(rollout, 9, 10))
 

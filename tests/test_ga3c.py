@@ -119,7 +119,7 @@ def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
         for mine, own in zip(played, wanted, strict=False):
             for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "final_index", "final_obs"):
                 assert torch.equal(getattr(mine, name), getattr(own, name)), name
-            for name in ("values", "next_values", "log_probs", "memory"):
+            for name in ("values", "log_probs", "memory", "next_memory", "final_memory"):
                 torch.testing.assert_close(getattr(mine, name), getattr(own, name))
 
 

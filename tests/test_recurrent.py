@@ -10,6 +10,7 @@ import torch
 from toys import CountingEnv, counting_envs, vector
 
 from a2c.atari import CROP, find_spec, make_env
+from a2c.batch import unpack_batch
 from a2c.checkpoint import load_checkpoint
 from a2c.cli import parse_config
 from a2c.collector import Collector
@@ -86,14 +87,18 @@ def test_a_memory_is_what_happened_since_the_episode_began_and_nothing_before(co
 def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
     net = lstm()
     first, second = rollouts(compute, net, 2, ends=ends)
-    torch.testing.assert_close(first.next_values[-1, 2], second.values[0, 2])  # its episode goes on
+    first.rewards.zero_()
+    next_values = unpack_batch(first, net, gamma=1.0, gae_lambda=0.0)[2].unflatten(0, (6, 3))
+    torch.testing.assert_close(next_values[-1, 2], second.values[0, 2])  # its episode goes on
     for (t, n), obs in zip(first.final_index.tolist(), first.final_obs, strict=True):
         begin = max(s for s in range(t + 1) if first.starts[s, n])
         memory = torch.zeros(1, net.memory_size)
         for seen in (*first.obs[begin : t + 1, n], obs):
             _, value, memory = net.step(seen[None], memory)
-        torch.testing.assert_close(first.next_values[t, n], value.squeeze())
+        torch.testing.assert_close(next_values[t, n], value.squeeze())
     assert len(first.final_index) == (3 if ends == "truncated" else 0)
+    for mine, parts in zip(first.split(3), next_values.split(1, dim=1), strict=True):
+        torch.testing.assert_close(unpack_batch(mine, net, gamma=1.0, gae_lambda=0.0)[2], parts.flatten())
 
 
 def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(compute):
@@ -115,7 +120,7 @@ def test_split_and_join_keep_each_memory_with_its_environment(compute):
     assert [part.memory.shape for part in parts] == [(1, 14)] * 3
     joined = Rollout.join(parts)
     for name, value in vars(joined).items():
-        if name not in ("episodes", "final_index", "final_obs"):
+        if name not in ("episodes", "final_index", "final_obs", "final_memory"):
             assert torch.equal(value, getattr(rollout, name)), name
     finals = {tuple(i): o.tolist() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
     assert {tuple(i): o.tolist() for i, o in zip(joined.final_index.tolist(), joined.final_obs, strict=True)} == finals

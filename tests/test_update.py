@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from toys import fill_next_values
 
 from a2c.batch import Experience, unpack_batch
 from a2c.collector import Collector
@@ -42,11 +41,12 @@ def random_rollout(steps: int = 6, envs: int = 11, seed: int = 0) -> Rollout:
     rollout.next_obs = torch.randn(envs, 4, generator=draw)
     rollout.actions = torch.randint(0, 3, (steps, envs), generator=draw)
     rollout.rewards = 2 * torch.randn(steps, envs, generator=draw)
-    rollout.values, rollout.next_values = torch.randn(2, steps, envs, generator=draw)
+    rollout.values = torch.randn(steps, envs, generator=draw)
     rollout.log_probs = torch.randn(steps, envs, generator=draw) - 1.0
     rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < 0.2 for _ in range(2))
     rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
     rollout.final_obs = torch.randn(len(rollout.final_index), 4, generator=draw)
+    rollout.final_memory = torch.zeros(len(rollout.final_index), 0)
     return rollout
 
 
@@ -137,10 +137,10 @@ def test_a_list_is_learned_like_the_rollout_of_the_same_experience():
     nets, rollout = [make_net(), make_net()], random_rollout(steps=1, envs=40)
     rollout.terminated[:], rollout.truncated[:] = False, False
     rollout.final_index, rollout.final_obs = rollout.final_index[:0], rollout.final_obs[:0]
+    rollout.final_memory = rollout.final_memory[:0]
     with torch.no_grad():
         log_probs = nets[0](rollout.obs[0])[0].log_softmax(1)
     rollout.log_probs = log_probs.gather(1, rollout.actions[0][:, None]).T
-    fill_next_values(rollout, nets[0])
     states, actions, rewards, _ = flat_transitions(rollout)
     transitions = list(map(Experience, states, actions, rewards, rollout.next_obs.numpy()))
     for net, batch in zip(nets, (rollout, transitions), strict=True):

@@ -12,7 +12,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
 from a2c.games import GameEnvs
-from a2c.rollout import Rollout
 
 N_ACTIONS = 5
 
@@ -124,14 +123,6 @@ class CertainNet(nn.Module):
 
 def _same(env: gym.Env) -> gym.Env:
     return env
-
-
-@torch.no_grad()
-def fill_next_values(rollout: Rollout, net: nn.Module) -> None:
-    """Give a hand-made rollout the `next_values` that a collector would have stored."""
-    rollout.next_values = torch.cat([rollout.values[1:], net(rollout.next_obs)[1].squeeze(1)[None]])
-    for (t, n), obs in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True):
-        rollout.next_values[t, n] = net(obs[None])[1].squeeze()
 
 
 def same(a: Any, b: Any) -> bool:
