@@ -1,0 +1,98 @@
+"""`a2c compare`: one table and one picture of several algorithms, and a stopped comparison goes on."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from a2c import cli
+from a2c.checkpoint import load_checkpoint
+from a2c.comparison import COLUMNS, report, summarise
+
+TINY = ["--preset", "cartpole", "--num-envs", "4", "--total-env-steps", "3000", "--log-every", "0.2", "--no-progress"]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A finished comparison of all three."""
+    out = tmp_path_factory.mktemp("compare") / "out"
+    assert cli.main(["compare", str(out), *TINY, "--seeds", "3"]) == 0
+    return out
+
+
+def test_it_leaves_a_run_per_algorithm_a_table_and_a_picture(out):
+    assert {path.name for path in out.iterdir()} == {"a2c-3", "a3c-3", "ga3c-3", "compare.csv", "compare.png"}
+    with open(out / "compare.csv", newline="", encoding="utf-8") as file:
+        rows = {row["algorithm"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["a2c", "a3c", "ga3c"] and list(rows["a2c"]) == list(COLUMNS)
+    for name, row in rows.items():
+        state = load_checkpoint(out / f"{name}-3" / "latest.pt")
+        assert int(row["env_steps"]) == state["env_steps"] >= 3000
+        speed = state["env_steps"] / float(row["seconds"])
+        assert float(row["steps_per_second"]) == pytest.approx(speed, rel=0.05)
+        assert float(row["updates_per_second"]) == pytest.approx(
+            speed * state["updates"] / state["env_steps"], rel=0.05
+        )
+        assert row["steps_to_target"] == ""  # nobody stands for 475 after so short a time
+    assert float(rows["a2c"]["lag"]) == 1.5  # four batches: 0, 1, 2, 3
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_command_takes_up_what_is_there(out, capfd):
+    before = {name: load_checkpoint(out / f"{name}-3" / "latest.pt")["updates"] for name in ("a2c", "a3c", "ga3c")}
+    assert cli.main(["compare", str(out), *TINY, "--seeds", "3"]) == 0
+    assert "resumed at" in capfd.readouterr().out
+    for name, updates in before.items():
+        assert load_checkpoint(out / f"{name}-3" / "latest.pt")["updates"] == updates
+
+
+def test_the_target_is_reached_where_a_hundred_games_say_so(out):
+    rows = [("0", "1", str(score), "9") for score in [500] * 60 + [100] * 40 + [500] * 94]
+    with open(out / "a2c-3" / "episodes.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["env_steps", "seconds", "score", "length"])
+        writer.writerows([str(10 * i), f"{i / 2}", score, length] for i, (_, _, score, length) in enumerate(rows))
+    (row,) = summarise(out, ["a2c"], [3])
+    assert row["steps_to_target"] == 10 * 193 and row["seconds_to_target"] == 193 / 2  # mean 476 of the last 100
+    assert row["best"] == 476.0
+    report(out, [row])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "3"], "seed must be left out of a comparison, got 3"),
+        (["--run-dir", "x"], "run-dir must be left out of a comparison, got x"),
+        (["--algorithm", "a2c"], "algorithm must be left out"),
+        (["--num-evns", "3"], "did you mean --num-envs"),
+        (["--gamma", "2"], "gamma must be at least 0.0 and at most 1.0, got 2"),
+        (["--seeds", "-1"], "seed must be at least 0"),
+        (["--algorithms", "a4c"], "a4c"),
+    ],
+)
+def test_bad_flags_are_refused_before_anything_is_trained(flags, said, tmp_path, capsys):
+    assert cli.main(["compare", str(tmp_path / "out"), *flags]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
+    flags = [*TINY, "--total-env-steps", "1000000", "--algorithms", "a2c"]
+    command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    metrics = tmp_path / "out" / "a2c-0" / "metrics.csv"
+    end = time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
+        time.sleep(0.1)
+    # A terminal sends Ctrl-C to the whole group, a scheduler its SIGTERM to the first process alone.
+    os.killpg(run.pid, sign) if sign == signal.SIGINT else os.kill(run.pid, sign)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + sign and "Traceback" not in out
+    steps = load_checkpoint(tmp_path / "out" / "a2c-0" / "latest.pt")["env_steps"]
+    assert 0 < steps < 1_000_000
