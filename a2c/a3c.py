@@ -126,8 +126,14 @@ def play_and_learn(
     compute = Compute(config)
     learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, shared=(net, optimizer))
     collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
+    learner.observes = number == 0  # two that update the statistics at once could make a variance negative
     if new_run:
         learner.observe(collector.buffers.next_obs[None])
+
+    def count() -> int:
+        account.updates[number] += 1
+        return int(account.updates.sum())
+
     import_module(SLOW)
     pipe.send(READY)
     while account.limit < 0:
@@ -139,12 +145,11 @@ def play_and_learn(
         rollout = collector.collect()
         rollout.versions.fill_(version)
         began = time.perf_counter()
-        learner.env_steps, learner.updates = int(account.env_steps.sum()), version
-        learner.learn(rollout)
-        updates = learner.updates - version
+        before = int(account.updates[number])
+        learner.env_steps, learner.updates = int(account.env_steps.sum()), int(account.updates.sum())
+        learner.learn(rollout, count=count)
         account.env_steps[number] += len(rollout)
-        account.updates[number] += updates
-        learner.lag += int(account.updates.sum()) - version - updates  # steps of others meanwhile
+        updates = int(account.updates[number]) - before
         now = time.perf_counter()
         metrics = {}
         if now - told >= METRICS_EVERY or account.over():

@@ -95,8 +95,13 @@ class GA3C:
         self.queue = [waiting.columns(full, have)] if full < have else []
 
     def settle(self) -> Progress:
-        """What waits in the queue was never counted; nothing else is under way."""
-        return Progress(0, [], {})
+        """Learn what waits in the queue, for its games have been counted."""
+        waiting, self.queue = self.queue, []
+        if not waiting:
+            return Progress(0, [], {})
+        rest = Rollout.join(waiting)
+        self.learner.learn(rest, batches=1)
+        return Progress(len(rest), [], {})
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the games live and end with their players."""
@@ -108,6 +113,7 @@ class GA3C:
             if part is not None:
                 part.close()
         self.workers = self.predictor = None
+        self.queue = []
 
 
 def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -48,13 +48,15 @@ class Learner:
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
         self.env_steps = self.updates = 0
+        self.observes = True  # False where another process feeds the shared normaliser
         self.newest: Update | None = None
         self.lag = 0.0  # updates between acting and learning, mean over the newest rollout
         self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process
 
-    def learn(self, rollout: Rollout, batches: int | None = None) -> None:
+    def learn(self, rollout: Rollout, batches: int | None = None, count: Callable[[], int] | None = None) -> None:
         """One optimiser step on each batch of the rollout (`batches`: so many), then the pixel statistics.
 
+        `count`, called behind each step, tells how many updates there are now; without it, one more.
         Raises FloatingPointError when a gradient is no number; the network is of no more use then.
         """
         for group in self.optimizer.param_groups:
@@ -62,19 +64,19 @@ class Learner:
         done: list[Update] = []
         lags: list[float] = []
         for batch in self._batches(rollout, batches or self.config.batches_per_rollout):
-            lags.append(self.updates + len(done) - float(batch.versions.mean()) if isinstance(batch, Rollout) else 0.0)
+            lags.append(self.updates - float(batch.versions.mean()) if isinstance(batch, Rollout) else 0.0)
             # Where there is a lag, the policy is no longer the one that acted.
             done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, lags[-1] > 0))
+            self.updates = count() if count else self.updates + 1
         self._check(done)
         self.lag = sum(lags) / max(1, len(lags))
         self.newest = done[-1] if done else self.newest
-        self.updates += len(done)
         self.observe(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += len(rollout)
 
     def observe(self, obs: torch.Tensor) -> None:
         """Feed the newest frames of `obs [T, N, K, H, W]` to the normaliser, if there is one."""
-        if self.net.normalizer is not None:
+        if self.net.normalizer is not None and self.observes:
             self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
 
     def metrics(self) -> dict[str, float]:
@@ -115,7 +117,7 @@ class Learner:
         sizes = [*(update.grad_norm for update in done), *torch._foreach_norm(list(self.net.parameters()))]
         if torch.stack([size.detach() for size in sizes]).isfinite().all():
             return
-        for number, update in enumerate(done, start=self.updates + 1):
+        for number, update in enumerate(done, start=self.updates - len(done) + 1):
             terms = {f"{name} loss": getattr(update.loss, name) for name in ("policy", "value", "total")}
             for name, value in {**terms, "gradient's norm": update.grad_norm}.items():
                 if not math.isfinite(value):
@@ -125,5 +127,5 @@ class Learner:
                     )
         raise FloatingPointError(
             f"the network's parameters are no numbers behind update {number}; the last checkpoint is kept: "
-            "try a lower learning_rate or a higher adam_eps"
+            "try a lower learning_rate or a higher epsilon of the optimiser"
         )

@@ -46,7 +46,7 @@ class Rollout:
     values       [T, N] f32    V(obs[t]) when acting
     log_probs    [T, N] f32    log-probability of actions[t] when acting
     memory       [N, M]        what the network carried into obs[0] (see `a2c.recurrent`)
-    versions     [N] f32       updates that the acting policy had seen, mean over the window
+    versions     [N] f64       updates that the acting policy had seen, mean over the window
     next_obs     [N, ...]      observation after the last decision
     next_memory  [N, M]        what the network carries into next_obs
     final_index  [K, 2] int64  (t, n) of each truncated step
@@ -88,7 +88,7 @@ class Rollout:
             *flags,
             *(make(torch.float32, steps, num_envs) for _ in range(2)),
             make(torch.float32, num_envs, memory_size),
-            torch.zeros(num_envs),  # on the host, where it is read
+            torch.zeros(num_envs, dtype=torch.float64),  # on the host, where it is read
             make(like.dtype, num_envs, *obs_shape),
             make(torch.float32, num_envs, memory_size),
             make(torch.int64, 0, 2),
