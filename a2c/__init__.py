@@ -1,4 +1,4 @@
-"""a2c: a synchronous, vectorised advantage actor-critic for Atari.
+"""a2c: advantage actor-critic for Atari, synchronous and vectorised; A3C and GA3C beside it.
 
 Names load on first use, so that an environment worker which imports `a2c.envs` never
 imports torch.

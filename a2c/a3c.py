@@ -21,8 +21,9 @@ from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.rollout import Progress
-from a2c.workers import READY, SLOW, Part, Workers, parts_of
+from a2c.workers import READY, Part, Workers, parts_of, share
 
+SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
 
 
@@ -58,16 +59,14 @@ class A3C:
     def start(self, state: dict[str, Any] | None) -> bool:
         """Start the workers. Their games cannot be saved, so a resumed run begins new ones: False."""
         config, learner = self.config, self.learner
-        learner.net.share_memory()
-        for moments in learner.optimizer.state.values():
-            for value in moments.values():
-                value.share_memory_()
         parts = parts_of(config, learner.env_steps)
         counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
-        self.account = Account(*(t.share_memory_() for t in (counts[0].clone(), counts[1].clone(), torch.tensor(-1))))
+        self.account = Account(counts[0].clone(), counts[1].clone(), torch.tensor(-1))
+        moments = [value for state in learner.optimizer.state.values() for value in state.values()]
+        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *self.account])
         arguments = [(part, self.spaces, learner.net, learner.optimizer, self.account, state is None) for part in parts]
-        self.workers = Workers(play_and_learn, arguments, config.env_timeout)
+        self.workers = Workers(play_and_learn, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
         self.account.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
         return False

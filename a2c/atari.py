@@ -83,7 +83,7 @@ def sticky_probability(config: Config, spec: EnvSpec) -> float:
 
 
 class AtariGame(AtariEnv):
-    """One Atari game as the agent sees it: 4 frames per decision, the newest pictures (4) as observation.
+    """One Atari game as the agent sees it: 4 frames per decision, the newest `frame_stack` pictures as observation.
 
     Preprocessing follows Machado et al. (2018), section 3, and gives the pixels of gymnasium's
     `AtariPreprocessing` and `FrameStackObservation`. Their layers of Python cost a worker a fifth

@@ -147,11 +147,18 @@ def compare(args: Sequence[str] | None = None) -> int:
         for name in ("algorithm", "seed", "run-dir", "resume"):
             if _value_of(flags, f"--{name}") is not None:
                 raise ValueError(f"{name} must be left out of a comparison, got {_value_of(flags, f'--{name}')}")
-        for algorithm in options.algorithms:
-            for seed in options.seeds:
-                parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)], "a2c compare")
-        from a2c.comparison import report, summarise, train_all
+        for name in ("algorithms", "seeds"):
+            values = getattr(options, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be at least one, none of them twice, got {' '.join(map(str, values))!r}")
+        plan = {
+            f"{algorithm}-{seed}": parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)], "a2c compare")
+            for algorithm in options.algorithms
+            for seed in options.seeds
+        }
+        from a2c.comparison import check_runs, report, summarise, train_all
 
+        check_runs(options.out, plan)
         code = train_all(options.out, options.algorithms, options.seeds, flags)
         if code == 0:
             report(options.out, summarise(options.out, options.algorithms, options.seeds))

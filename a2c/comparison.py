@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from a2c.logger import WINDOW
 from a2c.signals import StopRequest, stop_on_signals
 
 COLOURS = {"a2c": "tab:blue", "a3c": "tab:orange", "ga3c": "tab:green"}
+# Settings that a run resolves, or that do not change what it does.
+FREE = ("run_dir", "resume", "stop_after", "network", "precision", "lstm_units", "log_eps", "progress", "log_every")
 COLUMNS = {
     "algorithm": "algorithm",
     "seed": "seed",
@@ -51,8 +54,21 @@ def train_all(out: Path, algorithms: Sequence[str], seeds: Sequence[int], flags:
                 print(f"--- {algorithm}, seed {seed}", flush=True)
                 code = _wait(subprocess.Popen([sys.executable, "-m", "a2c", "train", *where]), request)
                 if code or request:
-                    return code or 128 + request.number
+                    return (code if code >= 0 else 128 - code) or 128 + request.number
     return 0
+
+
+def check_runs(out: Path, plan: Mapping[str, Config]) -> None:
+    """ValueError where a run that `out` holds already has other settings than the `plan` gives to its name."""
+    for name, config in plan.items():
+        try:
+            held = Config.from_json((out / name / "config.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        for field in dataclasses.fields(Config):
+            was, now = getattr(held, field.name), getattr(config, field.name)
+            if field.name not in FREE and was != now:
+                raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: take another out")
 
 
 def _wait(run: subprocess.Popen, request: StopRequest) -> int:

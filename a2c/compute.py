@@ -23,7 +23,7 @@ from a2c.config import Config, available_cores
 class Compute:
     """Device, precision and thread pool of a run.
 
-    Where the GPU is asked for and there is none, `device` is the CPU.
+    Where the GPU is asked for and there is none, or the algorithm is a3c, `device` is the CPU.
     """
 
     def __init__(self, config: Config) -> None:
@@ -31,7 +31,7 @@ class Compute:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
             torch.use_deterministic_algorithms(True)
-        cuda = config.cuda and torch.cuda.is_available()
+        cuda = config.cuda and config.algorithm != "a3c" and torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
         self.precision = resolve_precision(config.precision, self.device)
         cores = config.threads or available_cores()

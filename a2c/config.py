@@ -32,7 +32,7 @@ class Config:
     algorithm: Algorithm = "a2c"
     """a2c: all play, then all learn; a3c: workers that share one network; ga3c: players, a predictor, a trainer."""
     workers: int = 0
-    """Processes of a3c and ga3c, each with its share of num_envs (count; 0 = one per core, for ga3c two)."""
+    """Processes of a3c and ga3c, each with its share of num_envs (count; 0 = one per core, for ga3c two; not a2c)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
@@ -64,7 +64,7 @@ class Config:
     lstm_units: int = 0
     """Size of the memory of --network lstm (units; 0 = 256 for images, 16 for vectors)."""
     normalize_obs: bool = True
-    """Centre and scale images by running means and standard deviations, per pixel; lstm: per image (else / 256)."""
+    """Centre and scale images by a running mean and deviation, of each pixel (lstm: of whole frames); else / 256."""
     precision: Precision = "auto"
     """Arithmetic of the network; auto takes bfloat16 where the processor has it. Parameters stay float32."""
 
@@ -114,11 +114,11 @@ class Config:
     cuda: bool = False
     """Use the GPU for acting and learning."""
     deterministic: bool = False
-    """Take only operations that give the same bits on every run, also on the GPU (slower there)."""
+    """Take only operations that give the same bits on every run, also on the GPU (a2c; slower there)."""
     threads: int = 0
-    """Compute threads, each with its share of the environments (count; 0 = the cores this process may use)."""
+    """Compute threads, each with its share of the work (count; 0 = the cores; a worker of a3c has one)."""
     env_timeout: float = 60.0
-    """Longest wait for the answer of an environment's process before it is replaced (seconds)."""
+    """Longest wait for a step of an environment's process or for a worker's rollout, then it is replaced (seconds)."""
     max_worker_restarts: int = 3
     """Times in a row, without progress, that failed environments are started again (count)."""
     run_dir: Path | None = None

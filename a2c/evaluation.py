@@ -23,7 +23,7 @@ def load_policy(run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False
     path = Path(run_dir) / checkpoint
     state = load_checkpoint(path)
     try:
-        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None)
+        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c")
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
     net = make_network(config, tuple(state["input_shape"]), state["n_actions"])

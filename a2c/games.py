@@ -183,4 +183,4 @@ def worker_error(error: Exception, watchdog: Watchdog | None, who: str = "an env
         return WorkerError(f"the process of {who} died (killed, or out of memory)")
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
-    return WorkerError(f"an environment failed: {what}", trace)
+    return WorkerError(f"{who} failed: {what}", trace)

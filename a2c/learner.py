@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from a2c.batch import SlidingWindows
 from a2c.compute import Compute, refresh
@@ -129,3 +129,9 @@ class Learner:
             f"the network's parameters are no numbers behind update {number}; the last checkpoint is kept: "
             "try a lower learning_rate or a higher epsilon of the optimiser"
         )
+
+
+def check_finite(network: dict[str, Tensor]) -> None:
+    """FloatingPointError where a network's state holds what is no number."""
+    if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
+        raise FloatingPointError("the network's parameters are no numbers; the last checkpoint is kept")

@@ -1,7 +1,8 @@
 """Pixels as a network wants them: centred and scaled by running statistics.
 
-Statistics are part of the policy: buffers in its state_dict, changed by `update` alone, which
-the learner calls between rollouts, so acting, learning and evaluation see the same numbers.
+Statistics are part of the policy: buffers in its state_dict, changed by `update` alone. The
+synchronous learner calls it between rollouts, so acting and learning see the same numbers; one worker of A3C
+does it for all, whenever it is ready.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ class PixelNorm(nn.Module):
     """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
 
     The statistics are those of the newest frame, cumulative over training, and hold for each
-    frame of the stack. They are part of the policy: buffers in its state_dict, changed by
-    `update` alone, so acting, learning and evaluation see the same numbers. A ball that
-    covers a pixel one time in a thousand becomes a signal of 5 on a background of 0.
+    frame of the stack. A ball that covers a pixel one time in a thousand becomes a signal of 5
+    on a background of 0.
     """
 
     CLIP = 5.0

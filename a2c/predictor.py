@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import struct
 import threading
+import traceback
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
@@ -17,30 +18,31 @@ from torch import Tensor
 
 from a2c.compute import Compute, refresh, use_one_thread
 from a2c.envs import Spaces
+from a2c.games import WorkerError
 from a2c.learner import Learner
 from a2c.recurrent import step
+from a2c.workers import share
 
-COUNT = struct.Struct("q")  # a question: rows to answer; an answer: updates that the network has seen
+QUESTION = b"?"  # the desk is ready to be read
+VERSION = struct.Struct("q")  # an answer: updates that the network has seen
 
 
 class Desk(NamedTuple):
     """Questions and answers in shared memory. While a player waits, its rows belong to the predictor."""
 
-    obs: Tensor  # [N, ...]
+    obs: Tensor  # [N, ...], a row per environment of the player
     memory: Tensor  # [N, M] before and, in the answer, behind the decision
     logits: Tensor  # [N, A]
     values: Tensor  # [N, 1]
-
-    def rows(self, low: int, high: int) -> Desk:
-        """One player's part of the desk."""
-        return Desk(*(tensor[low:high] for tensor in self))
 
 
 def make_desk(rows: int, spaces: Spaces, memory_size: int) -> Desk:
     """A desk in shared memory for a player with so many environments."""
     obs = torch.from_numpy(np.zeros((rows, *spaces.obs_shape), spaces.obs_dtype))
     rest = (torch.zeros(rows, width) for width in (memory_size, spaces.n_actions, 1))
-    return Desk(*(tensor.share_memory_() for tensor in (obs, *rest)))
+    desk = Desk(obs, *rest)
+    share(desk)
+    return desk
 
 
 class Predictor:
@@ -62,7 +64,7 @@ class Predictor:
             self.version = self.learner.updates
 
     def check(self) -> None:
-        """Raise what has ended the thread, if anything."""
+        """Raise WorkerError where the thread has failed (a GPU that is full, say)."""
         if self._trouble is not None:
             raise self._trouble
 
@@ -81,16 +83,19 @@ class Predictor:
                 questions = []
                 for pipe in wait(list(self.desks), timeout=0.1):
                     try:
-                        questions.append((pipe, *COUNT.unpack(pipe.recv_bytes())))
+                        pipe.recv_bytes()
+                        questions.append(pipe)
                     except (EOFError, OSError):  # its player is gone; the trainer's thread will notice
                         del self.desks[pipe]
                 if questions:
                     self._predict(questions)
         except Exception as error:
-            self._trouble = error
+            self._trouble = WorkerError(
+                f"the predictor failed: {type(error).__name__}: {error}", traceback.format_exc()
+            )
 
-    def _predict(self, questions: list[tuple[Connection, int]]) -> None:
-        desks = [self.desks[pipe].rows(0, rows) for pipe, rows in questions]
+    def _predict(self, questions: list[Connection]) -> None:
+        desks = [self.desks[pipe] for pipe in questions]
         device = self.compute.device
         obs = torch.cat([desk.obs for desk in desks]).to(device)
         memory = torch.cat([desk.memory for desk in desks]).to(device)
@@ -98,14 +103,14 @@ class Predictor:
         with self._lock:
             logits, values, memory = step(self.net, obs, memory, going_on)
             version = self.version
-        sizes = [rows for _, rows in questions]
+        sizes = [len(desk.obs) for desk in desks]
         parts = (tensor.float().cpu().split(sizes) for tensor in (logits, values, memory))
-        for (pipe, _), desk, logits, values, memory in zip(questions, desks, *parts, strict=True):
+        for pipe, desk, logits, values, memory in zip(questions, desks, *parts, strict=True):
             desk.logits.copy_(logits)
             desk.values.copy_(values)
             desk.memory.copy_(memory)
             try:
-                pipe.send_bytes(COUNT.pack(version))
+                pipe.send_bytes(VERSION.pack(version))
             except OSError:
                 del self.desks[pipe]
 
@@ -124,14 +129,8 @@ class RemoteNetwork:
 
     def step(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`obs [B, ...]` and `memory [B, M]` to `(logits [B, A], values [B, 1], memory [B, M])`."""
-        rows = len(self.desk.obs)
-        answers = [self._ask(*part) for part in zip(obs.split(rows), memory.split(rows), strict=True)]
-        return tuple(torch.cat(tensors) for tensors in zip(*answers, strict=True))
-
-    def _ask(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        desk = self.desk.rows(0, len(obs))
-        desk.obs.copy_(obs)
-        desk.memory.copy_(memory)
-        self.pipe.send_bytes(COUNT.pack(len(obs)))
-        self.versions += COUNT.unpack(self.pipe.recv_bytes())
-        return desk.logits.clone(), desk.values.clone(), desk.memory.clone()
+        self.desk.obs.copy_(obs)
+        self.desk.memory.copy_(memory)
+        self.pipe.send_bytes(QUESTION)
+        self.versions += VERSION.unpack(self.pipe.recv_bytes())
+        return self.desk.logits.clone(), self.desk.values.clone(), self.desk.memory.clone()

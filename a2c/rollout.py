@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Rollout:
-    """`T` decisions of `N` environments, acted by one fixed policy.
+    """`T` decisions of `N` environments, acted by one policy (with GA3C, one that moves meanwhile).
 
     ============ ============= ===========================================================
     name         shape         meaning

@@ -74,8 +74,8 @@ def check(config: Any) -> None:
         raise ValueError(f"run_dir must be left out when resume is set, got {config.run_dir}")
     if config.sliding_batch:
         _check_sliding(config)
-    if config.algorithm == "a3c" and config.cuda:
-        raise ValueError("cuda must be off for algorithm a3c, whose workers share parameters in main memory, got True")
+    if config.algorithm != "a2c" and config.deterministic:
+        raise ValueError(f"deterministic must be off for algorithm {config.algorithm}, whose order is chance, got True")
     if config.crop and config.backend == "native":
         raise ValueError("crop must be off for backend native, which always scales the whole screen, got True")
 

@@ -22,7 +22,7 @@ from a2c.display import score
 from a2c.envs import probe_spaces
 from a2c.ga3c import GA3C
 from a2c.games import WorkerError
-from a2c.learner import Learner
+from a2c.learner import Learner, check_finite
 from a2c.logger import Meter, Scores, metrics_row
 from a2c.networks import resolve
 from a2c.record import BEST, LATEST, Record
@@ -165,7 +165,9 @@ class Trainer:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
             self.record.say(f"resumed at {env_steps:,} env_steps; {games}")
         if self.config.cuda and self.compute.device.type != "cuda":
-            self.record.say("--cuda: torch finds no GPU here, so this run uses the CPU")
+            a3c = "workers of a3c share parameters in main memory"
+            why = a3c if self.config.algorithm == "a3c" else "torch finds no GPU here"
+            self.record.say(f"--cuda: {why}, so this run uses the CPU")
         self.meter = Meter(self.seconds_before, env_steps)
         if not self.resumed:
             self._save(self.snapshot)  # so that a run that is killed early can be resumed
@@ -210,8 +212,10 @@ class Trainer:
             "saved_best": self.saved_best,
             "seconds": self.meter.seconds,
         }
-        self.snapshot = copy.deepcopy(state)
-        return self.snapshot
+        state = copy.deepcopy(state)
+        check_finite(state["network"])  # workers of A3C may have moved it since it was last looked at
+        self.snapshot = state
+        return state
 
     def _save(self, state: dict[str, Any]) -> bool:
         mean = self.scores.mean

@@ -7,9 +7,10 @@ pipe whose worker is gone says so.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 import traceback
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch.multiprocessing  # noqa: F401  tensors in shared memory cross to a worker as such
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector.utils import CloudpickleWrapper
+from torch import Tensor
 
 from a2c.config import Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
@@ -29,7 +31,6 @@ from a2c.watchdog import Watchdog
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
 TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
 READY = "ready"  # a worker's first message, unless it has more to say
-SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 BYE = "bye"  # a worker's last message when it has done its part
 
 
@@ -38,21 +39,24 @@ class Part(NamedTuple):
 
     number: int
     config: Config  # as if the worker's environments were all there are
-    spec: EnvSpec  # the caller's script may have registered it; a worker does not run that
+    spec: CloudpickleWrapper  # of an EnvSpec: the caller's script may have registered it, which no worker runs
     seeds: list[int]  # one per environment
     sampling_seed: int
 
     def make_envs(self) -> GameEnvs:
         """The environments of this part."""
-        return make_envs(self.config, self.seeds, self.spec)
+        return make_envs(self.config, self.seeds, self.spec.fn)
 
 
 def parts_of(config: Config, env_steps: int) -> list[Part]:
-    """Deal the environments out to the workers; batches keep the size that the synchronous run gives them."""
+    """Deal the environments out to the workers.
+
+    Their batches are as near in size to those of the synchronous run as whole environments allow.
+    """
     cores = available_cores()
     workers = min(config.num_envs, config.workers or (cores if config.algorithm == "a3c" else 2 * cores))
     backend = "native" if config.backend == "native" else "sync"
-    parts, spec = [], checked_spec(config)
+    parts, spec = [], CloudpickleWrapper(checked_spec(config))
     for number, seeds in enumerate(np.array_split(row_seeds(config, env_steps), workers)):
         batches = max(1, round(len(seeds) / columns_per_batch(config)))
         mine = replace(config, num_envs=len(seeds), backend=backend, threads=1, batches_per_rollout=batches, cuda=False)
@@ -65,20 +69,34 @@ def columns_per_batch(config: Config) -> int:
     return max(1, round(config.num_envs / config.batches_per_rollout))
 
 
+def share(tensors: Iterable[Tensor]) -> None:
+    """Move tensors to shared memory, in place; WorkerError where there is none left."""
+    try:
+        for tensor in tensors:
+            tensor.share_memory_()
+    except (OSError, RuntimeError) as error:
+        raise WorkerError(f"no shared memory for the workers: {' '.join(str(error).split())[:200]}") from error
+
+
 class Workers:
     """Runs `work(*arguments, pipe)` in a process per entry of `arguments`, and takes what they send.
+
+    `preload`: modules that are imported once for all of them.
 
     None can keep the run waiting: the death, silence or exception of one raises here.
     """
 
-    def __init__(self, work: Callable[..., None], arguments: Sequence[tuple], timeout: float) -> None:
-        context = multiprocessing.get_context(worker_context([work.__module__, SLOW]))
+    def __init__(
+        self, work: Callable[..., None], arguments: Sequence[tuple], timeout: float, preload: Sequence[str] = ()
+    ) -> None:
         self.timeout = timeout
         self.pipes: dict[Connection, int] = {}  # of workers that are at work; their numbers
         self.silent: dict[int, float] = {}  # seconds without a message, by number
+        self.heard_at = time.perf_counter()
         self.processes: list[BaseProcess] = []
         self.watchdog = Watchdog(timeout, lambda: self.processes)
         try:
+            context = multiprocessing.get_context(worker_context([work.__module__, *preload]))
             with without_main():
                 for number, own in enumerate(arguments):
                     receiver, sender = context.Pipe(duplex=False)
@@ -87,9 +105,11 @@ class Workers:
                     process.start()
                     self.processes.append(process)
                     sender.close()  # so that the worker's end is the only one
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
+            raise worker_error(error, None, "a worker") from error
 
     def receive(self, heard: Container[int] = ()) -> list[tuple[int, Any]]:
         """The messages that are there, one per worker at most, with the workers' numbers; waits a tick for a first.
@@ -98,10 +118,10 @@ class Workers:
         Raises WorkerError for a worker that died, raised or was silent for too long, FloatingPointError
         for numbers that are none.
         """
-        began = time.perf_counter()
         asked = {pipe: number for pipe, number in self.pipes.items() if number not in heard}
         ready = wait(list(asked), TICK)
-        waited = min(TICK, time.perf_counter() - began)
+        now = time.perf_counter()
+        waited, self.heard_at = min(TICK, now - self.heard_at), now  # also while the caller was busy elsewhere
         messages = []
         for pipe, number in asked.items():
             if pipe not in ready:
@@ -151,6 +171,7 @@ class Workers:
 def _run(work: Callable[..., None], arguments: tuple, pipe: Connection) -> None:
     """What a worker process runs."""
     settle_in()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group, too, is the parent's business
     try:
         work(*arguments, pipe)
         pipe.send(BYE)

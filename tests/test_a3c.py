@@ -4,6 +4,9 @@ import copy
 import csv
 import os
 import signal
+import subprocess
+import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -21,6 +24,7 @@ from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs, probe_spaces
+from a2c.evaluation import evaluate
 from a2c.learner import Learner
 from a2c.networks import resolve
 from a2c.trainer import Trainer
@@ -183,17 +187,18 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
     whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
     advance = whole.advance
 
+    pids = set()
+
     def advance_and_interrupt():
         progress = advance()
+        pids.update(process.pid for process in whole.driver.workers.processes)
         if whole.learner.env_steps > 2000:
             signal.raise_signal(signal.SIGINT)
         return progress
 
     whole.advance = advance_and_interrupt
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
     assert whole.run() == 130
-    alive = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    assert not [p for p in alive if "spawn_main" in " ".join(p.cmdline())]
+    assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
     assert whole.driver.workers is None
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert 2000 < state["env_steps"] < 6000
@@ -217,9 +222,83 @@ def test_settling_takes_in_what_is_under_way():
         driver.close()
 
 
-def test_a3c_needs_main_memory():
-    with pytest.raises(ValueError, match="cuda must be off for algorithm a3c"):
-        Config(algorithm="a3c", cuda=True)
+def test_a3c_stays_in_main_memory_and_says_so(tmp_path, capsys):
+    state = run(tmp_path / "run", [*CARTPOLE, "--cuda", "--total-env-steps", "256"])
+    assert "--cuda: workers of a3c share parameters in main memory, so this run uses the CPU" in capsys.readouterr().out
+    assert all(value.device.type == "cpu" for value in state["network"].values())
+    assert len(evaluate(tmp_path / "run", 1, cuda=True)) == 1
+
+
+def test_what_is_no_number_is_not_saved_whoever_wrote_it(tmp_path):
+    whole = Trainer(parse_config([*CARTPOLE, "--algorithm", "a3c", "--run-dir", str(tmp_path / "run")]))
+    advance = whole.advance
+
+    def advance_and_poison():
+        progress = advance()
+        with torch.no_grad():  # as a worker would, between two looks at its gradients
+            next(whole.learner.net.parameters())[0] = float("nan")
+        whole.record.saved_at = -(10**9)  # a checkpoint is due
+        return progress
+
+    whole.advance = advance_and_poison
+    with pytest.raises(FloatingPointError):
+        whole.run()
+    assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
+
+
+def test_one_worker_alone_feeds_the_shared_statistics(tmp_path):
+    # Two at once, from a count of 0, would add both differences: a negative variance, and no numbers behind it.
+    state = run(tmp_path / "run", [*PONG, "--num-envs", "4", "--total-env-steps", "200"], workers=2)
+    network = state["network"]
+    frames = network["normalizer.count"].item()
+    mine = 2  # environments of the first worker: one frame each at the start, two of five steps of a rollout
+    assert frames % mine == 0 and mine < frames <= mine + 2 * mine * 200 / (5 * mine)
+    assert (network["normalizer.var"] >= 0).all()
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_environments_that_only_the_caller_knows_are_played(algorithm, tmp_path):
+    gym.register(f"Local{algorithm}-v0", entry_point=lambda: gym.make("CartPole-v1"))
+    flags = [*CARTPOLE, "--env", f"Local{algorithm}-v0", "--total-env-steps", "500"]
+    assert run(tmp_path / "run", flags, algorithm, workers=2)["env_steps"] >= 500
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_cartpole_is_learned(algorithm, tmp_path):
+    flags = ["--preset", "cartpole", "--stop-reward", "195", "--no-progress"]
+    state = run(tmp_path / "run", flags, algorithm, workers=2)
+    assert sum(state["scores"]["last"]) / 100 >= 195 and state["env_steps"] < 200_000
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
+    command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
+    trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    metrics, end = tmp_path / "run" / "metrics.csv", time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
+        time.sleep(0.1)
+    family = psutil.Process(trainer.pid).children(recursive=True)
+    assert len(family) >= 3
+    trainer.kill()
+    trainer.wait()
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["format"]
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_stops_a_run_in_order(algorithm, sign, tmp_path):
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
+    command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    metrics, end = tmp_path / "run" / "metrics.csv", time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
+        time.sleep(0.1)
+    os.killpg(trainer.pid, sign)
+    out, _ = trainer.communicate(timeout=60)
+    assert trainer.returncode == 128 + sign and b"Traceback" not in out and b"started again" not in out
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] > 0
 
 
 def test_another_algorithm_cannot_take_over_a_run(tmp_path, capsys):

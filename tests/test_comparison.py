@@ -50,6 +50,11 @@ def test_the_same_command_takes_up_what_is_there(out, capfd):
         assert load_checkpoint(out / f"{name}-3" / "latest.pt")["updates"] == updates
 
 
+def test_other_flags_than_those_of_the_runs_that_are_there_are_refused(out, capsys):
+    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", "--gamma", "0.5"]) == 2
+    assert "gamma must be 0.98 as in the run" in capsys.readouterr().err
+
+
 def test_the_target_is_reached_where_a_hundred_games_say_so(out):
     rows = [("0", "1", str(score), "9") for score in [500] * 60 + [100] * 40 + [500] * 94]
     with open(out / "a2c-3" / "episodes.csv", "w", newline="", encoding="utf-8") as file:
@@ -72,6 +77,8 @@ def test_the_target_is_reached_where_a_hundred_games_say_so(out):
         (["--gamma", "2"], "gamma must be at least 0.0 and at most 1.0, got 2"),
         (["--seeds", "-1"], "seed must be at least 0"),
         (["--algorithms", "a4c"], "a4c"),
+        (["--algorithms"], "algorithms must be at least one"),
+        (["--seeds", "0", "0"], "seeds must be at least one, none of them twice, got '0 0'"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_is_trained(flags, said, tmp_path, capsys):

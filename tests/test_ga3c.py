@@ -15,6 +15,7 @@ from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.envs import probe_spaces
 from a2c.ga3c import GA3C
+from a2c.games import WorkerError
 from a2c.learner import Learner
 from a2c.networks import resolve
 from a2c.predictor import Predictor, RemoteNetwork, make_desk
@@ -54,7 +55,7 @@ def test_an_answer_through_the_wire_equals_the_networks_own(setting):
         desks[here] = desk
         remotes.append(RemoteNetwork(desk, there))
     draw = torch.Generator().manual_seed(0)
-    asked = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 7)]  # 7: more than the desk has rows
+    asked = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 2)]
     memories = [torch.randn(len(obs), memory_size(learner.net), generator=draw) for obs in asked]
     starts = [torch.arange(len(obs)) % 2 == 0 for obs in asked]
     answers = [None] * 3
@@ -77,7 +78,7 @@ def test_an_answer_through_the_wire_equals_the_networks_own(setting):
             with torch.no_grad():
                 next(learner.net.parameters()).add_(0.1)  # the predictor's copy moves at `refresh` alone
         predictor.check()
-    assert [remote.versions for remote in remotes] == [[0, 5], [0, 5], [0] * 4 + [5] * 4]
+    assert [remote.versions for remote in remotes] == [[0, 5]] * 3
 
 
 def test_trouble_of_the_predictor_reaches_the_trainer(setting):
@@ -85,10 +86,28 @@ def test_trouble_of_the_predictor_reaches_the_trainer(setting):
     here, there = Pipe()
     with closing(Predictor(learner, {here: make_desk(1, spaces, 0)}, compute)) as predictor:
         predictor.net = None
-        there.send_bytes(b"12345678")
+        there.send_bytes(b"?")
         predictor._thread.join(10)
-        with pytest.raises(Exception, match=r"NoneType|shape"):
+        with pytest.raises(WorkerError, match=r"the predictor failed: .*(NoneType|shape)"):
             predictor.check()
+
+
+def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
+    whole = Trainer(
+        parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "6000", "--run-dir", str(tmp_path / "run")])
+    )
+    advance, broken = whole.advance, []
+
+    def advance_and_break():
+        progress = advance()
+        if whole.learner.env_steps > 2000 and not broken:
+            broken.append(whole.driver.predictor)
+            whole.driver.predictor.net = None
+        return progress
+
+    whole.advance = advance_and_break
+    assert whole.run() == 0 and broken
+    assert "the predictor failed: TypeError" in capsys.readouterr().out
 
 
 def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):

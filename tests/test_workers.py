@@ -48,3 +48,28 @@ def test_trouble_ends_the_wait(work, said, monkeypatch):
 def test_the_first_messages_of_all_are_awaited():
     with closing(Workers(troubled.two_words, [(n, 10 + n) for n in range(3)], 5.0)) as staff:
         assert sorted(staff.await_all())[:3] == [0, 1, 2]
+
+
+def test_a_silent_worker_is_noticed_while_another_keeps_the_trainer_busy(monkeypatch):
+    with closing(Workers(troubled.chatter_or_silence, [(True,), (False,)], 1.0)) as staff:
+        staff.await_all()
+        began = time.perf_counter()
+        with pytest.raises(WorkerError, match="gave no answer within 1 seconds"):
+            while time.perf_counter() - began < 20:
+                staff.receive()
+                time.sleep(0.05)  # learning: there is always a message when it is done
+        assert time.perf_counter() - began < 5
+
+
+def test_a_worker_that_cannot_start_is_a_worker_error(monkeypatch):
+    with pytest.raises(WorkerError, match="a worker failed"):
+        Workers(troubled.two_words, [(lambda: None, 1)], 1.0)  # cannot be sent
+
+
+def test_no_shared_memory_is_a_worker_error():
+    class Full:
+        def share_memory_(self):
+            raise RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
+
+    with pytest.raises(WorkerError, match=r"no shared memory for the workers: unable to write .* No space left"):
+        workers.share([Full()])

@@ -67,3 +67,11 @@ def two_words(first, second, pipe):
     """A worker that does its part."""
     pipe.send(first)
     pipe.send(second)
+
+
+def chatter_or_silence(chatter, pipe):
+    """Two workers: one that always has something to say, one that stops after the first word."""
+    pipe.send("first")
+    while chatter:
+        pipe.send("more")
+    time.sleep(1e6)
