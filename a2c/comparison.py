@@ -128,7 +128,7 @@ def report(out: Path, rows: Sequence[dict[str, object]]) -> None:
     for row in rows:
         cells = (f"{value:,}" if isinstance(value, int | float) else str(value) or "-" for value in row.values())
         table.add_row(*cells)
-    Console(width=max(Console().width, 110)).print(table)
+    Console(width=max(Console().width, 130)).print(table)
 
 
 def _draw(out: Path, rows: Sequence[dict[str, object]]) -> None:

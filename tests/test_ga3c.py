@@ -98,16 +98,19 @@ def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
     )
     advance, broken = whole.advance, []
 
+    def fail(questions):
+        raise RuntimeError("CUDA out of memory")
+
     def advance_and_break():
         progress = advance()
         if whole.learner.env_steps > 2000 and not broken:
             broken.append(whole.driver.predictor)
-            whole.driver.predictor.net = None
+            broken[0]._predict = fail
         return progress
 
     whole.advance = advance_and_break
     assert whole.run() == 0 and broken
-    assert "the predictor failed: TypeError" in capsys.readouterr().out
+    assert "the predictor failed: RuntimeError: CUDA out of memory: started again at" in capsys.readouterr().out
 
 
 def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
