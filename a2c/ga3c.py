@@ -43,6 +43,7 @@ class GA3C:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
         self.columns = columns_per_batch(config)
         self.queue: list[Rollout] = []
+        self.waiting: list[int] = []  # players whose rollouts are in the queue
         self.workers: Workers | None = None
         self.predictor: Predictor | None = None
 
@@ -62,7 +63,7 @@ class GA3C:
         for played in self.workers.await_all():
             if state is None:
                 learner.observe(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
-        self.queue = []
+        self.queue, self.waiting = [], []
         self.predictor = Predictor(learner, desks, self.compute)
         return False
 
@@ -71,7 +72,8 @@ class GA3C:
         self.predictor.check()
         before, episodes = self.learner.env_steps, []
         seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
-        for _, played in self.workers.receive():
+        for number, played in self.workers.receive():
+            self.waiting.append(number)
             arrays = {name: torch.from_numpy(array) for name, array in played.rollout.items()}
             self.queue.append(Rollout(**arrays).to(self.compute.device))
             episodes += played.episodes
@@ -93,6 +95,8 @@ class GA3C:
             self.learner.learn(waiting.columns(low, low + self.columns), batches=1)
             self.predictor.refresh()
         self.queue = [waiting.columns(full, have)] if full < have else []
+        self.workers.let_go_on(self.waiting)
+        self.waiting = []
 
     def settle(self) -> Progress:
         """Learn what waits in the queue, for its games have been counted."""
@@ -131,3 +135,4 @@ def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
         arrays = {name: getattr(rollout, name).numpy() for name in names}
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
         pipe.send(Played(None, arrays, rollout.episodes, seconds))
+        pipe.recv_bytes()  # until it is learned: one that plays on meanwhile is ever further behind the learner

@@ -31,6 +31,7 @@ from a2c.watchdog import Watchdog
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
 TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
 READY = "ready"  # a worker's first message, unless it has more to say
+GO_ON = b"+"  # an answer to a worker that asked for none in particular
 BYE = "bye"  # a worker's last message when it has done its part
 
 
@@ -99,12 +100,12 @@ class Workers:
             context = multiprocessing.get_context(worker_context([work.__module__, *preload]))
             with without_main():
                 for number, own in enumerate(arguments):
-                    receiver, sender = context.Pipe(duplex=False)
-                    self.pipes[receiver], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
-                    process = context.Process(target=_run, args=(work, own, sender), daemon=True)
+                    here, there = context.Pipe()
+                    self.pipes[here], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
+                    process = context.Process(target=_run, args=(work, own, there), daemon=True)
                     process.start()
                     self.processes.append(process)
-                    sender.close()  # so that the worker's end is the only one
+                    there.close()  # so that the worker's end is the only one
         except BaseException as error:
             self.close()
             if not isinstance(error, Exception):  # Ctrl-C
@@ -151,6 +152,13 @@ class Workers:
             first |= self.receive(heard=first)
         return list(first.values())
 
+    def let_go_on(self, numbers: Container[int]) -> None:
+        """Answer workers that wait in `pipe.recv_bytes()` behind a message."""
+        for pipe, number in self.pipes.items():
+            if number in numbers:
+                with suppress(OSError):  # it is gone; `receive` will say so
+                    pipe.send_bytes(GO_ON)
+
     @property
     def at_work(self) -> bool:
         """False once all have done their part."""
@@ -175,7 +183,7 @@ def _run(work: Callable[..., None], arguments: tuple, pipe: Connection) -> None:
     try:
         work(*arguments, pipe)
         pipe.send(BYE)
-    except (BrokenPipeError, ConnectionError):  # the run has ended
+    except (EOFError, BrokenPipeError, ConnectionError):  # the run has ended
         return
     except (FloatingPointError, WorkerError) as error:
         _send(pipe, error)

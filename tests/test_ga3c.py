@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from contextlib import closing
 from multiprocessing import Pipe
 
@@ -188,6 +189,26 @@ def test_the_lag_is_measured_as_it_was(setting):
     assert lags[0][0] == 0.0  # nobody had learned yet
     assert max(lag for lag, _ in lags) > 0
     assert learner.metrics()["lag"] == learner.lag
+
+
+def test_players_do_not_run_ahead_of_a_slow_learner(setting):
+    config, spaces, learner, compute = setting
+    config = config.__class__(**{**vars(config), "workers": 2})
+    driver = GA3C(config, spaces, learner, compute)
+    learn, lags = learner.learn, []
+
+    def slowly(rollout, batches):
+        time.sleep(0.03)  # in which a player could play many rollouts
+        learn(rollout, batches=batches)
+        lags.append(learner.lag)
+
+    learner.learn = slowly
+    driver.start(None)
+    while len(lags) < 40:
+        driver.advance()
+    driver.close()
+    # At most the other's rollout and the rest of its own, two batches each, were learned since it was asked for.
+    assert max(lags) <= 4
 
 
 def test_lagging_samples_are_weighted(setting):
