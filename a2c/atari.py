@@ -40,8 +40,8 @@ def is_atari(spec: EnvSpec) -> bool:
     return str(spec.entry_point).startswith("ale_py")
 
 
-def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
-    """One environment, an Atari game preprocessed.
+def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> gym.Env:
+    """One environment, an Atari game preprocessed; `render_mode` as in gymnasium.
 
     4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
     config says otherwise.
@@ -50,14 +50,14 @@ def make_env(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
         settle_in()
         cv2.setNumThreads(1)
     if not is_atari(spec):
-        return _make_other(spec)
-    return AtariGame(config, spec, seed)
+        return _make_other(spec, render_mode)
+    return AtariGame(config, spec, seed, render_mode)
 
 
-def _make_other(spec: EnvSpec) -> gym.Env:
+def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
     """An environment that is no Atari game: as registered; observations that are no array become one vector."""
     try:
-        env = gym.make(spec, disable_env_checker=True)
+        env = gym.make(spec, disable_env_checker=True, render_mode=render_mode)
     except gym.error.Error as error:
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
@@ -92,11 +92,13 @@ class AtariGame(AtariEnv):
     The observation `[frame_stack, S, S]` is one array that the next step overwrites; a reset makes a new one.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, seed: int) -> None:
+    def __init__(self, config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> None:
         self._fresh_seed: int | None = seed
         # obs_type="ram" keeps AtariEnv from rendering an RGB screen; the emulator's own limit of frames
         # would cut inside a decision; `step` cuts behind one.
-        kwargs = dict(spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None)
+        kwargs = dict(
+            spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None, render_mode=render_mode
+        )
         super().__init__(**kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
         self.config = config  # settings stay out of a snapshot: a resumed run may change them
         names = self.get_action_meanings()

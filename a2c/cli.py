@@ -1,4 +1,4 @@
-"""The command line: `python train.py`, `a2c train`, `a2c evaluate`. No torch until a command runs.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `compare`. No torch until one runs.
 
 A bad value ends the command before any process starts, with one line that names the field,
 the rule and the value, and exit code 2.
@@ -7,28 +7,26 @@ the rule and the value, and exit code 2.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import difflib
-import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import tyro
 
-from a2c.config import Algorithm, Config
+from a2c.config import Algorithm
+from a2c.flags import parse, parse_config, value_of
 from a2c.rules import nearest
 
-T = TypeVar("T")
 USAGE = """usage: a2c COMMAND [OPTIONS]
 
 commands:
   train      train an agent
   evaluate   play a trained policy and print its scores
+  record     film a game of a trained policy
   compare    train a2c, a3c and ga3c on the same game and draw them side by side
 
 `a2c COMMAND --help` explains every option."""
@@ -53,6 +51,22 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Record:
+    """Film one game of a trained, frozen policy: a picture per decision, at the speed at which people play."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run directory (path)."""
+    out: Path | None = None
+    """File to write, .mp4 or .gif (path; None = game.mp4 in the run directory)."""
+    checkpoint: str = "latest.pt"
+    """Checkpoint inside the run directory: latest.pt or best.pt (file name)."""
+    greedy: bool = False
+    """Take the most likely action instead of sampling from the policy."""
+    seed: int = 10_000
+    """Seed of environment and sampling (integer, 0 or more)."""
+
+
+@dataclass(frozen=True)
 class Compare:
     """Train several algorithms on the same game with the same flags, budget and seeds, and draw them side by side.
 
@@ -73,6 +87,7 @@ def main(args: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "train": partial(train, prog="a2c train"),
         "evaluate": evaluate,
+        "record": record,
         "compare": compare,
     }
     if not args or args[0] in ("-h", "--help"):
@@ -139,14 +154,32 @@ def evaluate(args: Sequence[str] | None = None) -> int:
     return 0
 
 
+def record(args: Sequence[str] | None = None) -> int:
+    """Parse the flags, play and film one game, print its score."""
+    try:
+        options = parse(Record, "a2c record", args)
+        from a2c.recording import record as film
+
+        out = options.out or options.run / "game.mp4"
+        score, length = film(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
+    except ValueError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+    print(f"{out}: one game of {options.run}, score {score:g}, {length:,} decisions")
+    return 0
+
+
 def compare(args: Sequence[str] | None = None) -> int:
     """Parse the flags, train what is missing, write compare.csv and compare.png, print the table."""
     args = list(sys.argv[1:] if args is None else args)
     try:
         options, flags = parse(Compare, "a2c compare", args, rest=True)
         for name in ("algorithm", "seed", "run-dir", "resume"):
-            if _value_of(flags, f"--{name}") is not None:
-                raise ValueError(f"{name} must be left out of a comparison, got {_value_of(flags, f'--{name}')}")
+            if value_of(flags, f"--{name}") is not None:
+                raise ValueError(f"{name} must be left out of a comparison, got {value_of(flags, f'--{name}')}")
         for name in ("algorithms", "seeds"):
             values = getattr(options, name)
             if not values or len(set(values)) < len(values):
@@ -169,66 +202,6 @@ def compare(args: Sequence[str] | None = None) -> int:
         return _refuse(str(error), 1)
     except KeyboardInterrupt:
         return 130
-
-
-def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
-    """Flags to a Config: the run's own config on --resume, else the preset's, then every flag given."""
-    default = Config.from_preset(_value_of(args, "--preset") or "default")
-    resume = _value_of(args, "--resume")
-    if resume is not None:
-        if _value_of(args, "--preset") is not None:
-            raise ValueError(f"preset must be left out when resume is set, got {_value_of(args, '--preset')}")
-        path = Path(resume) / "config.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
-        default = replace(Config.from_json(text), run_dir=None, stop_after=0)
-    return parse(Config, prog, args, default)
-
-
-def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None, rest: bool = False) -> Any:
-    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through.
-
-    `rest`: give back a pair, the second of it what `kind` does not know.
-    """
-    errors = io.StringIO()
-    kwargs: dict[str, Any] = {"return_unknown_args": True} if rest else {}
-    if default is not None:
-        kwargs["default"] = default
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, prog=prog, args=args, **kwargs)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(kind)]
-        raise ValueError(_one_line(errors.getvalue(), flags)) from None
-
-
-def _value_of(args: Sequence[str], flag: str) -> str | None:
-    """The value that `args` gives to `flag`, before the other flags are read."""
-    value = None
-    for i, arg in enumerate(args):  # as tyro does, the last one counts
-        if arg == flag and i + 1 < len(args):
-            value = args[i + 1]
-        elif arg.startswith(flag + "="):
-            value = arg.split("=", 1)[1]
-    return value
-
-
-def _one_line(box: str, known: Sequence[str]) -> str:
-    """The message inside tyro's box, without frame and advice, and the flag that was probably meant."""
-    lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]  # the first line is a title
-    text = "\n".join("" if not line.strip("─- ") else line for line in lines).strip()
-    message = " ".join(text.split("\n\n")[0].split("Got errors:")[0].split())
-    message = message.removeprefix("Error parsing Config: ")
-    unknown = [word.strip(",") for word in message.split() if word.startswith("--")]
-    near: list[str] = []
-    if "Unrecognized" in message and unknown:
-        near = [flag for flag in known if flag.startswith(unknown[0])]
-        near = near or difflib.get_close_matches(unknown[0], known, n=1)
-    return f"{message}; did you mean {near[0]}?" if near else message
 
 
 def _refuse(message: str, code: int = 2) -> int:

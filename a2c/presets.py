@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gae_lambda": 0.8,
         "learning_rate": 0.0015,
         "adam_eps": 1e-5,
-        "entropy_coef": 0.0,
+        "entropy_coef": 0.005,
         "total_env_steps": 400_000,
         "stop_reward": 475.0,
     },

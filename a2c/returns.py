@@ -48,14 +48,16 @@ def lambda_returns(
     """
     _check(rewards, next_values, terminated, truncated, gamma, gae_lambda)
     bootstrap = torch.where(terminated, torch.zeros_like(next_values), next_values)  # [T, N]
-    ended = terminated | truncated  # [T, N]
-    returns = torch.empty_like(next_values)  # [T, N]
+    ended = terminated | truncated
+    # G[t] = near[t] + far[t] * G[t + 1]; all but this recursion is done for the whole rollout at once.
+    near = rewards + gamma * torch.where(ended, bootstrap, (1.0 - gae_lambda) * bootstrap)  # [T, N]
+    far = gamma * gae_lambda * (~ended).to(near.dtype)  # [T, N]
     tail = bootstrap[-1]  # [N]
-    for t in reversed(range(len(rewards))):
-        mixed = (1.0 - gae_lambda) * bootstrap[t] + gae_lambda * tail
-        tail = rewards[t] + gamma * torch.where(ended[t], bootstrap[t], mixed)
-        returns[t] = tail
-    return returns
+    returns = []
+    for here, weight in zip(reversed(near.unbind()), reversed(far.unbind()), strict=True):
+        tail = torch.addcmul(here, weight, tail)
+        returns.append(tail)
+    return torch.stack(returns[::-1]).to(next_values.dtype)
 
 
 def _check(

@@ -22,7 +22,7 @@ Advance = Callable[[], int]  # trains a little, returns its decisions
 
 def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
     """Our training, as `train.py` would run it with the flags `spec["args"]`."""
-    from a2c.cli import parse_config
+    from a2c.flags import parse_config
     from a2c.trainer import Trainer
 
     training = Trainer(parse_config(spec["args"]))

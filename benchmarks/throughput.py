@@ -41,11 +41,11 @@ from common import PeakMemory, check_windows, machine_facts, make_console, windo
 from rich.console import Console
 from rich.table import Table
 
-from a2c.cli import parse_config
 from a2c.collector import sample
 from a2c.compute import Compute
 from a2c.config import Config, available_cores
 from a2c.envs import make_envs, make_groups
+from a2c.flags import parse_config
 from a2c.games import GameEnvs
 from a2c.rollout import Rollout
 from a2c.trainer import Trainer

@@ -19,12 +19,12 @@ from toys import same
 from a2c import cli
 from a2c.a3c import A3C
 from a2c.checkpoint import load_checkpoint
-from a2c.cli import parse_config
 from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs, probe_spaces
 from a2c.evaluation import evaluate
+from a2c.flags import parse_config
 from a2c.learner import Learner
 from a2c.networks import resolve
 from a2c.trainer import Trainer

@@ -11,10 +11,10 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 ORDER = (
-    *("presets", "rules", "config", "processes", "directory", "files", "returns", "losses"),
+    *("presets", "rules", "config", "flags", "processes", "directory", "files", "returns", "losses"),
     *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs"),
     *("rollout", "collector", "batch", "optimizer", "update", "learner"),
-    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "signals"),
+    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals"),
     *("synchronous", "workers", "a3c", "predictor", "ga3c", "trainer", "comparison", "cli", "__main__"),
 )
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")

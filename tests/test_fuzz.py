@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_trainer import tiny
 
 from a2c.checkpoint import CheckpointError, load_checkpoint
-from a2c.cli import parse_config
 from a2c.config import Config
+from a2c.flags import parse_config
 from a2c.games import WorkerError
 from a2c.trainer import Trainer
 

@@ -11,10 +11,10 @@ import torch
 from toys import same
 
 from a2c.checkpoint import load_checkpoint
-from a2c.cli import parse_config
 from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.envs import probe_spaces
+from a2c.flags import parse_config
 from a2c.ga3c import GA3C
 from a2c.games import WorkerError
 from a2c.learner import Learner

@@ -17,9 +17,9 @@ from toys import same
 
 from a2c import cli, trainer
 from a2c.checkpoint import load_checkpoint
-from a2c.cli import parse_config
 from a2c.config import Config
 from a2c.envs import _workers
+from a2c.flags import parse_config
 from a2c.games import WorkerError
 from a2c.trainer import Trainer
 

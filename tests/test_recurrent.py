@@ -12,11 +12,11 @@ from toys import CountingEnv, counting_envs, vector
 from a2c.atari import CROP, find_spec, make_env
 from a2c.batch import unpack_batch
 from a2c.checkpoint import load_checkpoint
-from a2c.cli import parse_config
 from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.evaluation import evaluate
+from a2c.flags import parse_config
 from a2c.networks import LstmA2C
 from a2c.normalizers import FrameNorm
 from a2c.presets import PRESETS

@@ -12,8 +12,8 @@ from toys import same
 from a2c import snapshot
 from a2c.atari import find_spec, make_env
 from a2c.checkpoint import load_checkpoint, to_arrays, to_tensors
-from a2c.cli import parse_config
 from a2c.config import Config
+from a2c.flags import parse_config
 from a2c.snapshot import Resumable
 from a2c.trainer import Trainer
 

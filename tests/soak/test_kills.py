@@ -19,7 +19,7 @@ from toys import same
 import a2c
 from a2c import trainer
 from a2c.checkpoint import load_checkpoint
-from a2c.cli import parse_config
+from a2c.flags import parse_config
 from a2c.trainer import Trainer
 
 pytestmark = pytest.mark.soak
