@@ -94,7 +94,7 @@ def test_resuming_a_run_with_a_damaged_config_is_refused(capsys, tmp_path):
         (["evaluate", ".", "--episodes", "0"], ["episodes must be at least 1", "got 0"]),
         (["evaluate", ".", "--episodes", "x"], ["--episodes", "'x'"]),
         (["evaluate", ".", "--seed", "-1"], ["seed must be at least 0", "got -1"]),
-        (["trian"], ["command must be one of train, evaluate, compare", "'trian'", "did you mean train"]),
+        (["trian"], ["command must be one of train, evaluate, record, compare", "'trian'", "did you mean train"]),
     ],
 )
 def test_other_commands_refuse_in_one_line_too(args, parts, capsys):
