@@ -57,8 +57,9 @@ def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None =
 def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
     """An environment that is no Atari game: as registered; observations that are no array become one vector."""
     try:
-        env = gym.make(spec, disable_env_checker=True, render_mode=render_mode)
-    except gym.error.Error as error:
+        drawn = {} if render_mode is None else {"render_mode": render_mode}  # many constructors take none
+        env = gym.make(spec, disable_env_checker=True, **drawn)
+    except (gym.error.Error, TypeError) as error:
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
         raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")

@@ -49,13 +49,12 @@ def lambda_returns(
     _check(rewards, next_values, terminated, truncated, gamma, gae_lambda)
     bootstrap = torch.where(terminated, torch.zeros_like(next_values), next_values)  # [T, N]
     ended = terminated | truncated
-    # G[t] = near[t] + far[t] * G[t + 1]; all but this recursion is done for the whole rollout at once.
+    # G[t] = near[t] + gamma * lambda * G[t + 1]; all but this recursion is done for the whole rollout at once.
     near = rewards + gamma * torch.where(ended, bootstrap, (1.0 - gae_lambda) * bootstrap)  # [T, N]
-    far = gamma * gae_lambda * (~ended).to(near.dtype)  # [T, N]
     tail = bootstrap[-1]  # [N]
     returns = []
-    for here, weight in zip(reversed(near.unbind()), reversed(far.unbind()), strict=True):
-        tail = torch.addcmul(here, weight, tail)
+    for here, over in zip(reversed(near.unbind()), reversed(ended.unbind()), strict=True):
+        tail = torch.where(over, here, torch.add(here, tail, alpha=gamma * gae_lambda))
         returns.append(tail)
     return torch.stack(returns[::-1]).to(next_values.dtype)
 

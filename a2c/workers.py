@@ -156,6 +156,7 @@ class Workers:
         """Answer workers that wait in `pipe.recv_bytes()` behind a message."""
         for pipe, number in self.pipes.items():
             if number in numbers:
+                self.silent[number] = 0.0  # it kept silent because it had to
                 with suppress(OSError):  # it is gone; `receive` will say so
                     pipe.send_bytes(GO_ON)
 
