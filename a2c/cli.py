@@ -158,17 +158,18 @@ def record(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play and film one game, print its score."""
     try:
         options = parse(Record, "a2c record", args)
-        from a2c.recording import record as film
+        from a2c.recording import record as play
 
         out = options.out or options.run / "game.mp4"
-        score, length = film(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
+        film = play(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     except ValueError as error:
         return _refuse(str(error))
     except OSError as error:
         return _refuse(str(error), 1)
     except KeyboardInterrupt:
         return 130
-    print(f"{out}: one game of {options.run}, score {score:g}, {length:,} decisions")
+    whole = "one game" if film.ended else "the beginning of a game"
+    print(f"{out}: {whole} of {options.run}, score {film.score:g}, {film.length:,} decisions")
     return 0
 
 

@@ -1,8 +1,14 @@
 """A film shows the game that the policy played, whole, or nothing is written."""
 
 import importlib.util
+import resource
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
 
 import cv2
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -11,8 +17,10 @@ from PIL import Image
 from a2c import cli, recording
 from a2c.atari import find_spec, make_env
 from a2c.collector import sample
+from a2c.compute import Compute
+from a2c.envs import row_seeds
 from a2c.evaluation import load_policy
-from a2c.recording import record
+from a2c.recording import Film, record
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "20", "--no-progress"]
 
@@ -35,12 +43,15 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         write(path, shown, fps)
 
     monkeypatch.setitem(recording.WRITERS, ".gif", keep)
-    score, length = record(run, tmp_path / "game.gif", greedy=greedy, seed=3)
+    film = record(run, tmp_path / "game.gif", greedy=greedy, seed=3)
 
     config, net, _ = load_policy(run)
-    env = make_env(config, find_spec(config.env), 3, render_mode="rgb_array")
+    config = replace(config, seed=3, num_envs=1, threads=1)
+    with closing(Compute(config)) as compute:
+        net = compute.working_copy(net)  # in the precision in which it was trained
+    env = make_env(config, find_spec(config.env), row_seeds(config)[0], render_mode="rgb_array")
     draw, memory, first = torch.Generator().manual_seed(3), None, True
-    obs, _ = env.reset(seed=3)
+    obs, _ = env.reset(seed=row_seeds(config)[0])
     seen, points, over = [env.ale.getScreenRGB()], 0.0, False
     while not over:
         with torch.no_grad():
@@ -55,11 +66,11 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         over, points = terminated or truncated, points + reward
         seen.append(env.ale.getScreenRGB())
     env.close()
-    assert length == 60 == len(seen) - 1 and score == points
+    assert film == Film(points, 60, True) and len(seen) == 61
     assert len(shown) == len(seen) and all(np.array_equal(a, b) for a, b in zip(shown, seen, strict=True))
-    with Image.open(tmp_path / "game.gif") as film:
-        assert film.size == (160, 210)
-        assert film.info["duration"] % 70 == 0 and film.info["loop"] == 0  # 15 decisions a second
+    with Image.open(tmp_path / "game.gif") as gif:
+        assert gif.size == (160, 210)
+        assert gif.info["duration"] % 70 == 0 and gif.info["loop"] == 0  # about 15 decisions a second
 
 
 def test_an_mp4_holds_a_picture_per_decision(run, capsys):
@@ -85,6 +96,73 @@ def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         record(run, out)
     assert [path.name for path in tmp_path.iterdir()] == ["game.gif"] and out.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", ["game.mp4", "game.gif"])
+def test_a_film_that_the_disk_cuts_short_is_none(run, name, tmp_path):
+    out = tmp_path / name
+    out.write_bytes(b"old")
+
+    def small_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+
+    command = [sys.executable, "-m", "a2c", "record", str(run), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=small_disk)
+    assert done.returncode == 1 and f"error: {out} could not be written" in done.stderr
+    assert out.read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+class Plain(gym.Env):
+    """Asks for actions 5 and 6; its constructor and its drawing are those of an environment that draws nothing."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2, start=5)
+    picture: np.ndarray | None = None
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 7, False, {}
+
+
+class Drawn(Plain):
+    """The same with pictures of an odd size."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((31, 501, 3), 10 * self.steps, np.uint8)
+
+
+@pytest.mark.parametrize("env", [Plain, Drawn])
+def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Film-v0", gym.envs.registration.EnvSpec("Film-v0", entry_point=env))
+    run_dir = tmp_path / "run"
+    assert cli.train(["--env", "Film-v0", *SMALL, "--run-dir", str(run_dir)]) == 0
+    capsys.readouterr()
+    code = cli.main(["record", str(run_dir)])
+    if env is Plain:
+        assert code == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: env must") and line.count("\n") == 1
+        return
+    assert code == 0 and "score 7, 7 decisions" in capsys.readouterr().out
+    film = cv2.VideoCapture(str(run_dir / "game.mp4"))
+    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (8, 10)
+    assert film.read()[1].shape == (30, 500, 3)
+
+
+def test_a_game_without_an_end_is_cut_and_said_to_be(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(recording, "LONGEST", 4)
+    assert cli.main(["record", str(run), "--out", str(tmp_path / "game.gif")]) == 0
+    assert "the beginning of a game" in (line := capsys.readouterr().out) and "4 decisions" in line
 
 
 @pytest.mark.parametrize(
