@@ -137,6 +137,8 @@ def _draw(out: Path, rows: Sequence[dict[str, object]]) -> None:
     config = Config.from_json((out / f"{rows[0]['algorithm']}-{rows[0]['seed']}" / "config.json").read_text("utf-8"))
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
+    seeds = sorted({int(row["seed"]) for row in rows})
+    unit, length = ("seconds", 1.0) if max(float(row["seconds"]) for row in rows) < 120.0 else ("minutes", 60.0)
     for row in rows:
         name = str(row["algorithm"])
         mine = [r for r in rows if r["algorithm"] == name]
@@ -145,13 +147,14 @@ def _draw(out: Path, rows: Sequence[dict[str, object]]) -> None:
         episodes = read_episodes(out / f"{name}-{row['seed']}")
         means = moving_mean(episodes["score"])
         left.plot(episodes["env_steps"] / 1e6, means, color=COLOURS[name], lw=1.5, alpha=0.8, label=label)
-        right.plot(episodes["seconds"] / 60, means, color=COLOURS[name], lw=1.5, alpha=0.8)
+        right.plot(episodes["seconds"] / length, means, color=COLOURS[name], lw=1.5, alpha=0.8)
     for axes in (left, right):
         if config.target_score is not None:
             axes.axhline(config.target_score, ls="--", lw=1, color="gray")
         axes.grid(alpha=0.3)
     left.set(xlabel="environment steps (million decisions)", ylabel=f"mean score of the last {WINDOW} games")
-    right.set(xlabel="wall time (minutes)")
+    right.set(xlabel=f"wall time ({unit})")
     left.legend(loc="best", fontsize=8)
-    figure.suptitle(f"{config.env}, seeds {', '.join(sorted({str(row['seed']) for row in rows}))}")
+    named = f"seeds {', '.join(map(str, seeds))}" if len(seeds) <= 5 else f"{len(seeds)} seeds"
+    figure.suptitle(f"{config.env}, {named}")
     figure.savefig(out / "compare.png", dpi=120)

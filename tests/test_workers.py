@@ -61,6 +61,16 @@ def test_a_silent_worker_is_noticed_while_another_keeps_the_trainer_busy(monkeyp
         assert time.perf_counter() - began < 5
 
 
+def test_a_worker_that_was_made_to_wait_has_not_been_silent():
+    with closing(Workers(troubled.patience, [()], 2.0)) as staff:
+        staff.await_all()
+        end = time.perf_counter() + 1.2
+        while time.perf_counter() < end:
+            assert staff.receive() == []
+        staff.let_go_on([0])
+        assert staff.await_all() == ["another"]  # 2.6 seconds behind the first, 1.4 of them its own
+
+
 def test_a_worker_that_cannot_start_is_a_worker_error(monkeypatch):
     with pytest.raises(WorkerError, match="a worker failed"):
         Workers(troubled.two_words, [(lambda: None, 1)], 1.0)  # cannot be sent

@@ -75,3 +75,12 @@ def chatter_or_silence(chatter, pipe):
     while chatter:
         pipe.send("more")
     time.sleep(1e6)
+
+
+def patience(pipe):
+    """Says a word, waits for leave, and then takes its time."""
+    pipe.send("a word")
+    pipe.recv_bytes()
+    time.sleep(1.4)
+    pipe.send("another")
+    time.sleep(60)
