@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated
 
@@ -129,24 +129,42 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
         return _refuse(str(error), 1)
 
 
+def _refuse(message: str, code: int = 2) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _in_one_line(command: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+    """Bad values end a command with one line and exit code 2, what the system refuses with 1, Ctrl-C with 130."""
+
+    @wraps(command)
+    def run(args: Sequence[str] | None = None) -> int:
+        try:
+            return command(args)
+        except ValueError as error:
+            return _refuse(str(error))
+        except OSError as error:
+            return _refuse(str(error), 1)
+        except KeyboardInterrupt:
+            return 130
+
+    return run
+
+
+@_in_one_line
 def evaluate(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play the games, print mean, standard deviation, min and max."""
-    try:
-        options = parse(Evaluate, "a2c evaluate", args)
-        from a2c.evaluation import evaluate as play
+    options = parse(Evaluate, "a2c evaluate", args)
+    from a2c.evaluation import evaluate as play
 
-        scores = play(
-            options.run,
-            options.episodes,
-            checkpoint=options.checkpoint,
-            greedy=options.greedy,
-            seed=options.seed,
-            cuda=options.cuda,
-        )
-    except ValueError as error:
-        return _refuse(str(error))
-    except KeyboardInterrupt:
-        return 130
+    scores = play(
+        options.run,
+        options.episodes,
+        checkpoint=options.checkpoint,
+        greedy=options.greedy,
+        seed=options.seed,
+        cuda=options.cuda,
+    )
     print(
         f"{len(scores)} games of {options.run}: mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, "
         f"min {scores.min():g}, max {scores.max():g}"
@@ -154,57 +172,40 @@ def evaluate(args: Sequence[str] | None = None) -> int:
     return 0
 
 
+@_in_one_line
 def record(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play and film one game, print its score."""
-    try:
-        options = parse(Record, "a2c record", args)
-        from a2c.recording import record as play
+    options = parse(Record, "a2c record", args)
+    from a2c.recording import record as play
 
-        out = options.out or options.run / "game.mp4"
-        film = play(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
-    except ValueError as error:
-        return _refuse(str(error))
-    except OSError as error:
-        return _refuse(str(error), 1)
-    except KeyboardInterrupt:
-        return 130
+    out = options.out or options.run / "game.mp4"
+    film = play(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     whole = "one game" if film.ended else "the beginning of a game"
     print(f"{out}: {whole} of {options.run}, score {film.score:g}, {film.length:,} decisions")
     return 0
 
 
+@_in_one_line
 def compare(args: Sequence[str] | None = None) -> int:
     """Parse the flags, train what is missing, write compare.csv and compare.png, print the table."""
     args = list(sys.argv[1:] if args is None else args)
-    try:
-        options, flags = parse(Compare, "a2c compare", args, rest=True)
-        for name in ("algorithm", "seed", "run-dir", "resume"):
-            if value_of(flags, f"--{name}") is not None:
-                raise ValueError(f"{name} must be left out of a comparison, got {value_of(flags, f'--{name}')}")
-        for name in ("algorithms", "seeds"):
-            values = getattr(options, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be at least one, none of them twice, got {' '.join(map(str, values))!r}")
-        plan = {
-            f"{algorithm}-{seed}": parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)], "a2c compare")
-            for algorithm in options.algorithms
-            for seed in options.seeds
-        }
-        from a2c.comparison import check_runs, report, summarise, train_all
+    options, flags = parse(Compare, "a2c compare", args, rest=True)
+    for name in ("algorithm", "seed", "run-dir", "resume"):
+        if value_of(flags, f"--{name}") is not None:
+            raise ValueError(f"{name} must be left out of a comparison, got {value_of(flags, f'--{name}')}")
+    for name in ("algorithms", "seeds"):
+        values = getattr(options, name)
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{name} must be at least one, none of them twice, got {' '.join(map(str, values))!r}")
+    plan = {
+        f"{algorithm}-{seed}": parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)], "a2c compare")
+        for algorithm in options.algorithms
+        for seed in options.seeds
+    }
+    from a2c.comparison import check_runs, report, summarise, train_all
 
-        check_runs(options.out, plan)
-        code = train_all(options.out, options.algorithms, options.seeds, flags)
-        if code == 0:
-            report(options.out, summarise(options.out, options.algorithms, options.seeds))
-        return code
-    except ValueError as error:
-        return _refuse(str(error))
-    except OSError as error:
-        return _refuse(str(error), 1)
-    except KeyboardInterrupt:
-        return 130
-
-
-def _refuse(message: str, code: int = 2) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    check_runs(options.out, plan)
+    code = train_all(options.out, options.algorithms, options.seeds, flags)
+    if code == 0:
+        report(options.out, summarise(options.out, options.algorithms, options.seeds))
     return code
