@@ -53,22 +53,20 @@ def record(
     out = Path(out)
     if out.suffix not in WRITERS:
         raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
-    if not 0 <= seed < 2**31:
-        raise ValueError(f"seed must be at least 0 and below 2^31, got {seed}")
     config, net, _ = load_policy(Path(run_dir), checkpoint)
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
     config = replace(config, backend="sync", num_envs=1, threads=1, end_of_life=False, seed=seed)
-    spec, film = checked_spec(config), Film()
+    spec, env_seed, film = checked_spec(config), row_seeds(config)[0], Film()
     temporary = out.with_name(f".{out.name}.tmp{out.suffix}")
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
-        env = make_env(config, spec, row_seeds(config)[0], render_mode="rgb_array")
+        env = make_env(config, spec, env_seed, render_mode="rgb_array")
         closing.callback(env.close)
         closing.callback(_remove, temporary)
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
-        pictures = _play(env, compute.working_copy(net), row_seeds(config)[0], greedy, seed, film)
+        pictures = _play(env, compute.working_copy(net), env_seed, greedy, seed, film)
         try:
             WRITERS[out.suffix](temporary, pictures, fps)
             os.replace(temporary, out)

@@ -117,7 +117,6 @@ class Plain(gym.Env):
 
     observation_space = gym.spaces.Box(0.0, 1.0, (2,))
     action_space = gym.spaces.Discrete(2, start=5)
-    picture: np.ndarray | None = None
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
