@@ -18,7 +18,7 @@ from typing import Annotated
 import tyro
 
 from a2c.config import Algorithm
-from a2c.flags import parse, parse_config, value_of
+from a2c.flags import parse, parse_config, parse_known, value_of
 from a2c.rules import nearest
 
 USAGE = """usage: a2c COMMAND [OPTIONS]
@@ -189,7 +189,7 @@ def record(args: Sequence[str] | None = None) -> int:
 def compare(args: Sequence[str] | None = None) -> int:
     """Parse the flags, train what is missing, write compare.csv and compare.png, print the table."""
     args = list(sys.argv[1:] if args is None else args)
-    options, flags = parse(Compare, "a2c compare", args, rest=True)
+    options, flags = parse_known(Compare, "a2c compare", args)
     for name in ("algorithm", "seed", "run-dir", "resume"):
         if value_of(flags, f"--{name}") is not None:
             raise ValueError(f"{name} must be left out of a comparison, got {value_of(flags, f'--{name}')}")

@@ -34,22 +34,28 @@ def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
     return parse(Config, prog, args, default)
 
 
-def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None, rest: bool = False) -> Any:
-    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through.
+def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None) -> T:
+    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through."""
+    return parse_known(kind, prog, args, default, strict=True)[0]
 
-    `rest`: give back a pair, the second of it what `kind` does not know.
-    """
+
+def parse_known(
+    kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None, strict: bool = False
+) -> tuple[T, list[str]]:
+    """`parse`, and the flags that `kind` does not know (`strict`: ValueError for those)."""
     errors = io.StringIO()
-    kwargs: dict[str, Any] = {"return_unknown_args": True} if rest else {}
+    kwargs: dict[str, Any] = {}
     if default is not None:
         kwargs["default"] = default
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, prog=prog, args=args, **kwargs)
+            if strict:
+                return tyro.cli(kind, prog=prog, args=args, **kwargs), []
+            return tyro.cli(kind, prog=prog, args=args, return_unknown_args=True, **kwargs)
     except SystemExit as stop:
         if not stop.code:
             raise
-        flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(kind)]
+        flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         raise ValueError(_one_line(errors.getvalue(), flags)) from None
 
 

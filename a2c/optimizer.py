@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -18,7 +20,7 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     optimizer: torch.optim.Optimizer
     if config.optimizer == "adam":
         optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
-        moments = ("exp_avg", "exp_avg_sq")
+        moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     else:
         kind = InsideRMSprop if config.rmsprop_eps_inside else torch.optim.RMSprop
         optimizer = kind(parameters, lr=config.learning_rate, alpha=config.rmsprop_decay, eps=config.rmsprop_eps)
@@ -33,7 +35,7 @@ class InsideRMSprop(torch.optim.RMSprop):
     """RMSprop with epsilon under the root: `p -= lr * g / sqrt(mean(g^2) + eps)`; torch adds it outside."""
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step along the parameters' gradients."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
@@ -46,7 +48,7 @@ class InsideRMSprop(torch.optim.RMSprop):
             torch._foreach_add_([self.state[p]["step"] for p in parameters], 1.0)
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Take moments back into the tensors that hold them; the settings of this run hold, not those of the last.
 
     ValueError where they do not fit the network or the optimiser.

@@ -23,7 +23,7 @@ def step(net: nn.Module, obs: Tensor, memory: Tensor, starts: Tensor) -> tuple[T
     """
     if memory.shape[1] == 0:
         return *net(obs), memory
-    logits, values, memory = net.step(obs, memory * ~starts[:, None])
+    logits, values, memory = net.step(obs, memory * ~starts[:, None])  # type: ignore[operator]
     return logits, values, memory.float()
 
 
@@ -33,5 +33,7 @@ def replay(net: nn.Module, obs: Tensor, starts: Tensor, memory: Tensor) -> tuple
     `obs [T, N, ...]`, `starts [T, N]`, and the `memory [N, M]` that was carried into obs[0].
     """
     if memory.shape[1] == 0:
-        return net(obs.flatten(0, 1))
-    return net.replay(obs, starts, memory)
+        logits, values = net(obs.flatten(0, 1))
+    else:
+        logits, values = net.replay(obs, starts, memory)  # type: ignore[operator]
+    return logits, values

@@ -1,0 +1,174 @@
+"""Write the tables of README.md from the files in results/.
+
+    python benchmarks/tables.py            # fills what stands between <!-- NAME --> and <!-- /NAME -->
+    python benchmarks/tables.py --check    # changes nothing; exit code 1 where README.md is out of date
+
+A table holds runs of one commit on one kind of processor, which stands above it. Every seed that was run
+is counted; a run that missed its target is a row, or a part of the count, like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from a2c.curve import moving_mean, read_episodes
+from a2c.display import clock
+from a2c.logger import WINDOW
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+RESAMPLES = 10_000  # of the bootstrap intervals
+
+
+def pong(group: Path) -> str:
+    """Pong: decisions and wall time of every run until the mean of the last 100 episodes is 15 and 18."""
+    header = ("run", "seed", "decisions to 15", "decisions to 18", "time to 18", "decisions/s", "policy lag (updates)")
+    rows = []
+    for run in sorted(path for path in group.iterdir() if path.is_dir()):
+        with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
+            last = list(csv.DictReader(file))[-1]
+        name, _, seed = run.name.rpartition("-")
+        length, seconds = int(last["env_steps"]), float(last["seconds"])
+        at_15, at_18 = passage(run, 15.0), passage(run, 18.0)
+        solved = decisions(at_18) if at_18 else f"never (best {best_mean(run):.1f} in {length:,})"
+        wall, speed, lag = clock(at_18[1]) if at_18 else "-", f"{length / seconds:,.0f}", f"{float(last['lag']):.1f}"
+        rows.append((f"`{name}`", seed, decisions(at_15), solved, wall, speed, lag))
+    return measured([about(group)]) + table(header, rows)
+
+
+def cartpole(group: Path) -> str:
+    """CartPole-v1: decisions until the mean of the last 100 episodes is 475, over many seeds."""
+    header = ("run", "reach 475", "decisions: median (95 % interval)", "9 of 10 within", "most")
+    with open(group / "runs.csv", newline="", encoding="utf-8") as file:
+        runs = list(csv.DictReader(file))
+    rows = []
+    for name in dict.fromkeys(run["name"] for run in runs):
+        mine = [run for run in runs if run["name"] == name]
+        counts = np.array([int(run["decisions"]) for run in mine if run["solved"] == "1"])
+        low, high = interval_of_median(counts)
+        solved, median = f"{len(counts)} of {len(mine)}", f"{np.median(counts):,.0f} ({low:,.0f} to {high:,.0f})"
+        rows.append((f"`{name}`", solved, median, f"{np.quantile(counts, 0.9):,.0f}", f"{counts.max():,}"))
+    return measured([about(group)]) + table(header, rows)
+
+
+def throughput(group: Path) -> str:
+    """Speed of training beside what the cores could do if nothing were lost."""
+    header = ("preset", "backend", "environments alone", "acting alone", "learning alone", "training", "of the bound")
+    machines, rows = [], []
+    for path in sorted(group.glob("*.json")):
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        machines.append(figures["machine"])
+        config, median = figures["config"], figures["median"]
+        stages = (f"{median[stage]:,.0f}" for stage in ("environments", "acting", "learning", "end to end"))
+        backend = f"`{config['backend']}` x {config['num_envs']}"
+        rows.append((f"`{config['preset']}`", backend, *stages, f"{figures['share_of_core_bound']:.0%}"))
+    return measured(machines) + table(header, rows)
+
+
+def sb3(group: Path) -> str:
+    """Speed of training beside Stable-Baselines3, in windows that take turns; a file per comparison."""
+    header = ("trainer", "decisions/s: median (min to max)", "ratio to SB3", "start", "memory (PSS)")
+    machines, rows = [], []
+    for path in sorted(group.glob("*.json")):
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        machines.append(figures["machine"])
+        contenders = figures["contenders"]
+        best = max(row["median"] for name, row in contenders.items() if name.startswith("SB3"))
+        for name, row in contenders.items():
+            speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
+            ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
+            rows.append((f"{path.stem}: {name} ({row['note']})", speed, ratio, start, memory))
+    return measured(machines) + table(header, rows)
+
+
+def passage(run: Path, target: float) -> tuple[int, float] | None:
+    """Decisions and seconds at the first episode whose mean over 100 episodes is `target`; None without one."""
+    episodes = read_episodes(run)
+    reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
+    if not len(reached):
+        return None
+    return int(episodes["env_steps"][reached[0]]), float(episodes["seconds"][reached[0]])
+
+
+def best_mean(run: Path) -> float:
+    """The highest mean over 100 episodes."""
+    return float(moving_mean(read_episodes(run)["score"])[WINDOW - 1 :].max(initial=-np.inf))
+
+
+def decisions(reached: tuple[int, float] | None) -> str:
+    """The decisions of a `passage`, for a table."""
+    return f"{reached[0]:,}" if reached else "never"
+
+
+def interval_of_median(values: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the median of `values [K]` (percentile bootstrap, Efron & Tibshirani, 1993, section 13.3)."""
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
+    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+
+
+def about(group: Path) -> dict[str, Any]:
+    """Where the runs of a group were made."""
+    facts: dict[str, Any] = json.loads((group / "about.json").read_text(encoding="utf-8"))
+    return facts
+
+
+def measured(machines: Sequence[dict[str, Any]]) -> str:
+    """Commit and kind of processor, which all figures of a table must share."""
+    lines = {
+        f"Commit {one['commit']}, {one['cores']} cores of {one['processor']}, torch {one['torch']}." for one in machines
+    }
+    if len(lines) != 1:
+        raise ValueError(f"a table must hold one commit and one kind of processor, got {sorted(lines)}")
+    return lines.pop() + "\n\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+TABLES: dict[str, Callable[[Path], str]] = {  # a directory in results/, and what makes its table
+    "pong": pong,
+    "compare-pong": pong,
+    "cartpole": cartpole,
+    "throughput": throughput,
+    "sb3": sb3,
+}
+
+
+def fill(text: str) -> str:
+    """`text` with every table between its two markers made anew; ValueError where a marker is missing."""
+    for name, make in TABLES.items():
+        block = f"<!-- {name} -->\n\n{make(RESULTS / name)}\n<!-- /{name} -->"
+        text, found = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, text, flags=re.S)
+        if found != 1:
+            raise ValueError(f"README.md must hold the markers of the table {name} once, got {found}")
+    return text
+
+
+def main() -> int:
+    """Fill or check README.md; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Write the tables of README.md from the files in results/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 where it is out of date")
+    check = parser.parse_args().check
+    readme = ROOT / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = fill(old)
+    if check:
+        return int(new != old)
+    readme.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
