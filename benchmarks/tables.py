@@ -34,13 +34,14 @@ def pong(group: Path) -> str:
     rows = []
     for run in sorted(path for path in group.iterdir() if path.is_dir()):
         with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
-            last = list(csv.DictReader(file))[-1]
+            metrics = list(csv.DictReader(file))
         name, _, seed = run.name.rpartition("-")
-        length, seconds = int(last["env_steps"]), float(last["seconds"])
+        length, seconds = int(metrics[-1]["env_steps"]), float(metrics[-1]["seconds"])
+        lag = np.mean([float(row["lag"]) for row in metrics if row["lag"]])
         at_15, at_18 = passage(run, 15.0), passage(run, 18.0)
         solved = decisions(at_18) if at_18 else f"never (best {best_mean(run):.1f} in {length:,})"
-        wall, speed, lag = clock(at_18[1]) if at_18 else "-", f"{length / seconds:,.0f}", f"{float(last['lag']):.1f}"
-        rows.append((f"`{name}`", seed, decisions(at_15), solved, wall, speed, lag))
+        wall = clock(at_18[1]) if at_18 else "-"
+        rows.append((f"`{name}`", seed, decisions(at_15), solved, wall, f"{length / seconds:,.0f}", f"{lag:.1f}"))
     return measured([about(group)]) + table(header, rows)
 
 
