@@ -150,10 +150,11 @@ TABLES: dict[str, Callable[[Path], str]] = {  # a directory in results/, and wha
 def fill(text: str) -> str:
     """`text` with every table between its two markers made anew; ValueError where a marker is missing."""
     for name, make in TABLES.items():
-        block = f"<!-- {name} -->\n\n{make(RESULTS / name)}\n<!-- /{name} -->"
-        text, found = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, text, flags=re.S)
-        if found != 1:
+        between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", flags=re.S)
+        if (found := len(between.findall(text))) != 1:
             raise ValueError(f"README.md must hold the markers of the table {name} once, got {found}")
+        filled = f"\n{make(RESULTS / name)}\n"
+        text = between.sub(lambda _, filled=filled: filled, text)
     return text
 
 

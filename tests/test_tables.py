@@ -1,0 +1,81 @@
+"""The README's tables: what the script reads, counts and refuses, and that README.md holds what it writes."""
+
+import csv
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "tables.py"
+spec = importlib.util.spec_from_file_location("tables", SCRIPT)
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
+
+ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
+
+
+def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
+    """A finished run with a game of each score every `env_steps` decisions and 10 seconds."""
+    run.mkdir(parents=True)
+    with open(run / "episodes.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("env_steps", "seconds", "score", "length"))
+        writer.writerows((env_steps * (i + 1), 10 * (i + 1), score, 5) for i, score in enumerate(scores))
+    with open(run / "metrics.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("env_steps", "seconds", "lag"))
+        writer.writerow((env_steps * len(scores), 10 * len(scores), 1.5))
+
+
+def test_readme_holds_what_the_script_writes():
+    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"run python benchmarks/tables.py\n{done.stderr}"
+
+
+def test_passage_is_the_first_episode_at_which_a_full_window_reaches_the_target(tmp_path):
+    write_run(tmp_path / "a", [20.0] * 50 + [10.0] * 50 + [20.0] * 60)  # 50 of 100 at 20 until the lows leave
+    assert tables.passage(tmp_path / "a", 15.0) == (100_000, 1000.0)
+    assert tables.passage(tmp_path / "a", 16.0) == (160_000, 1600.0)
+    assert tables.passage(tmp_path / "a", 16.1) is None
+    assert tables.best_mean(tmp_path / "a") == 16.0
+
+
+def test_a_run_that_missed_its_target_is_a_row(tmp_path):
+    write_run(tmp_path / "a2c-0", [19.0] * 100)
+    write_run(tmp_path / "a2c-1", [16.0] * 100)
+    (tmp_path / "about.json").write_text(json.dumps(ABOUT))
+    text = tables.pong(tmp_path)
+    assert text.startswith("Commit abc1234, 2 cores of X, torch 2.")
+    assert "| `a2c` | 0 | 100,000 | 100,000 | 0:16:40 | 100 | 1.5 |" in text
+    assert "| `a2c` | 1 | 100,000 | never (best 16.0 in 100,000) | - | 100 | 1.5 |" in text
+
+
+def test_every_seed_counts_in_the_table_of_cartpole(tmp_path):
+    rows = [("a2c", s, 1, 100 + s) for s in range(9)] + [("a2c", 9, 0, 500)]
+    with open(tmp_path / "runs.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("name", "seed", "solved", "decisions"))
+        writer.writerows(rows)
+    (tmp_path / "about.json").write_text(json.dumps(ABOUT))
+    assert "| `a2c` | 9 of 10 | 104 (" in tables.cartpole(tmp_path)
+
+
+def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
+    values = np.arange(101.0)
+    low, high = tables.interval_of_median(values)
+    assert 0.0 < low < 50.0 < high < 100.0
+    assert tables.interval_of_median(np.array([7.0])) == (7.0, 7.0)
+
+
+def test_a_table_of_two_commits_is_refused():
+    with pytest.raises(ValueError, match="one commit"):
+        tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
+
+
+def test_a_missing_marker_is_refused():
+    with pytest.raises(ValueError, match="markers"):
+        tables.fill("no table here")
