@@ -198,18 +198,21 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard)
 
 
-def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -> nn.Module:
-    """The network that `config.network` names; ValueError where it cannot read the observation."""
+def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool = True) -> nn.Module:
+    """The network that `config.network` names; ValueError where it cannot read the observation.
+
+    `stacked`: the channels of an image are the newest frames of one picture (Atari games), not its colours;
+    pixel statistics depend on it.
+    """
     config = resolve(config, input_shape)
     kind = config.network
     image = len(input_shape) == 3
     if kind == "mlp":
         return MlpA2C(input_shape, n_actions)
     if kind == "lstm":
-        return LstmA2C(
-            input_shape, n_actions, config.lstm_units, FrameNorm() if image and config.normalize_obs else None
-        )
-    normalizer = PixelNorm((input_shape[1], input_shape[2])) if config.normalize_obs else None
+        norm = FrameNorm(stacked) if image and config.normalize_obs else None
+        return LstmA2C(input_shape, n_actions, config.lstm_units, norm)
+    normalizer = PixelNorm(input_shape[1:] if stacked else input_shape) if config.normalize_obs else None
     if kind == "atari":
         return AtariA2C(input_shape, n_actions, normalizer)
     return SharedA2C(kind, input_shape, n_actions, normalizer)
