@@ -63,6 +63,7 @@ class Learner:
         `count`, called behind each step, tells how many updates there are now; without it, one more.
         Raises FloatingPointError when a gradient is no number; the network is of no more use then.
         """
+        rollout.check()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
         done: list[Update] = []
