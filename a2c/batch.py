@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ def unpack_batch(
     gae_lambda: float = 1.0,
     reward_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn experience into `(states, actions, returns)`; no result carries a graph.
+    """Turn experience into `(states, actions, returns)`: tensors of their own, none of which carries a graph.
 
     For transitions: `returns[b] = reward[b] + gamma^reward_steps * V(last_state[b])`, without
     the second term where `last_state` is None. For a `Rollout`: its lambda-returns (see
@@ -50,8 +51,8 @@ def unpack_batch(
 
     Args:
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
-            with these attributes), or a `Rollout`.
-        net: network with outputs `(logits, values [B, 1])`; it values what lies behind the windows.
+            with these attributes; arrays or tensors on any device), or a `Rollout`.
+        net: network with outputs `(logits, values [B, 1] or [B])`; it values what lies behind the windows.
             Inside them a rollout has the values of the policy that acted.
         device: where the results live.
         gamma: discount per decision.
@@ -65,28 +66,58 @@ def unpack_batch(
         states `[B, ...]` in their own dtype, int64 actions `[B]`, float32 returns `[B]`.
 
     Raises:
-        ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` below 1,
-            or lambda below 1 for transitions.
+        ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` that is no integer
+            or below 1, a negative `reward_clip`, lambda below 1 for transitions, rewards that are NaN or infinite,
+            states of different shapes, values of another shape, or a rollout whose `final_index` does not
+            name its truncated steps.
     """
+    if isinstance(batch, Rollout):
+        batch.check()
+        rewards = batch.rewards
+    else:
+        rewards = torch.tensor([float(e.reward) for e in batch])
+    if not rewards.isfinite().all():
+        raise ValueError(f"rewards must be finite, got {rewards[~rewards.isfinite()][0].item()}")
+    states, actions, returns = unpack_views(
+        batch, net, device, gamma=gamma, reward_steps=reward_steps, gae_lambda=gae_lambda, reward_clip=reward_clip
+    )
+    return (states.clone(), actions.clone(), returns) if isinstance(batch, Rollout) else (states, actions, returns)
+
+
+@torch.no_grad()
+def unpack_views(
+    batch: Sequence[Any] | Rollout,
+    net: nn.Module,
+    device: str | torch.device,
+    *,
+    gamma: float,
+    reward_steps: int,
+    gae_lambda: float,
+    reward_clip: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`unpack_batch` without what training has no need of: states and actions may be views of a rollout, which
+    the next one overwrites, and neither rewards nor `final_index` are checked."""
     if len(batch) == 0:
         raise ValueError("batch must hold at least 1 transition, got 0")
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must be at least 0 and at most 1, got {gamma}")
+    if not reward_clip >= 0.0:
+        raise ValueError(f"reward_clip must be at least 0, got {reward_clip}")
+    reward_steps = _count(reward_steps)
     if isinstance(batch, Rollout):
         return _unpack_rollout(batch, net, device, gamma, gae_lambda, reward_clip)
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma must be at least 0 and at most 1, got {gamma}")
-    if reward_steps < 1:
-        raise ValueError(f"reward_steps must be at least 1, got {reward_steps}")
-    states = torch.as_tensor(np.stack([np.asarray(e.state) for e in batch])).to(device)
+    own = [getattr(e, "reward_steps", None) for e in batch]
+    lengths = [reward_steps if steps is None else _count(steps) for steps in own]
+    states = _stack([e.state for e in batch]).to(device)
     actions = torch.tensor([int(e.action) for e in batch], dtype=torch.int64, device=device)
     returns = torch.tensor([float(e.reward) for e in batch], dtype=torch.float32, device=device)
     alive = [i for i, e in enumerate(batch) if e.last_state is not None]
     if alive:
-        last_states = torch.as_tensor(np.stack([np.asarray(batch[i].last_state) for i in alive])).to(device)
-        lengths = [getattr(batch[i], "reward_steps", None) or reward_steps for i in alive]
-        discounts = torch.tensor([gamma**n for n in lengths], dtype=torch.float32, device=device)
-        returns[alive] += discounts * _values(net, last_states)
+        last_states = _stack([batch[i].last_state for i in alive]).to(device)
+        discounts = torch.tensor([gamma ** lengths[i] for i in alive], dtype=torch.float32, device=device)
+        returns[alive] += discounts * _flat(net(last_states)[1], len(alive))
     return states, actions, returns
 
 
@@ -97,7 +128,7 @@ def _unpack_rollout(
     behind = torch.cat([rollout.next_obs, rollout.final_obs]).to(device)  # [N + K, ...]
     memory = torch.cat([rollout.next_memory, rollout.final_memory]).to(device)
     nowhere = torch.zeros(len(behind), dtype=torch.bool, device=device)  # no episode starts there
-    bootstrap = step(net, behind, memory, nowhere)[1].float().squeeze(1)  # [N + K]
+    bootstrap = _flat(step(net, behind, memory, nowhere)[1], len(behind))  # [N + K]
     next_values = torch.cat([rollout.values[1:].to(device), bootstrap[None, :envs]])  # [T, N]
     t, n = rollout.final_index.to(device).unbind(1)
     next_values[t, n] = bootstrap[envs:]
@@ -115,9 +146,33 @@ def _unpack_rollout(
     return rollout.obs.flatten(0, 1).to(device), rollout.actions.flatten().to(device), returns.flatten()
 
 
-def _values(net: nn.Module, obs: Tensor) -> Tensor:
-    """V of `obs [B, ...]` as float32 `[B]`."""
-    return net(obs)[1].float().squeeze(1)
+def _flat(values: Tensor, batch: int) -> Tensor:
+    """The value head's output for `batch` observations as float32 `[B]`."""
+    if values.shape not in ((batch, 1), (batch,)):
+        raise ValueError(f"net must give values of shape [{batch}, 1] or [{batch}], got {list(values.shape)}")
+    return values.float().reshape(batch)
+
+
+def _count(reward_steps: Any) -> int:
+    try:
+        steps = operator.index(reward_steps)
+    except TypeError:
+        raise ValueError(f"reward_steps must be an integer, got {reward_steps}") from None
+    if steps < 1:
+        raise ValueError(f"reward_steps must be at least 1, got {steps}")
+    return steps
+
+
+def _stack(observations: list[Any]) -> Tensor:
+    """Arrays or tensors as one tensor `[B, ...]`, on the device of the first tensor."""
+    items = [o if isinstance(o, Tensor) else np.asarray(o) for o in observations]
+    shapes = sorted({tuple(item.shape) for item in items})
+    if len(shapes) > 1:
+        raise ValueError(f"states must all have the same shape, got {list(shapes[0])} and {list(shapes[1])}")
+    devices = [item.device for item in items if isinstance(item, Tensor)]
+    if not devices:
+        return torch.from_numpy(np.stack(items))
+    return torch.stack([torch.as_tensor(item, device=devices[0]) for item in items])
 
 
 class SlidingWindows:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from a2c.config import Config, available_cores
+from a2c.networks import OutputLayer
 
 
 class Compute:
@@ -55,7 +56,7 @@ class Compute:
         """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
 
         The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints
-        hold; `refresh` carries them over. Normaliser buffers are shared and stay float32.
+        hold; `refresh` carries them over. Output layers and normaliser buffers (shared) stay as they are.
         `apart`: a copy in any case, because others move the parameters of `net`.
         """
         net.to(self.device)
@@ -63,8 +64,10 @@ class Compute:
             return net
         twin = copy.deepcopy(net)
         twin.normalizer = getattr(net, "normalizer", None)
-        for parameter in twin.parameters():
-            parameter.data = parameter.data.to(self.precision)
+        for module in twin.modules():
+            if not isinstance(module, OutputLayer):  # these stay in float32
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(self.precision)
         return twin
 
     def shards(self, size: int) -> int:

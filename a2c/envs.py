@@ -73,6 +73,7 @@ class Spaces(NamedTuple):
     obs_shape: tuple[int, ...]
     n_actions: int
     obs_dtype: np.dtype
+    stacked: bool  # the channels of an observation are the newest frames of one picture (Atari), not colours
 
 
 def probe_spaces(config: Config) -> Spaces:
@@ -83,7 +84,7 @@ def probe_spaces(config: Config) -> Spaces:
     spec = checked_spec(config)
     env = make_env(config, spec, config.seed)
     space = env.observation_space
-    spaces = Spaces(space.shape, int(env.action_space.n), space.dtype)
+    spaces = Spaces(space.shape, int(env.action_space.n), space.dtype, is_atari(spec))
     env.close()
     return spaces
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from a2c.atari import find_spec, is_atari
 from a2c.checkpoint import CheckpointError, load_checkpoint, load_network
 from a2c.collector import sample
 from a2c.compute import Compute
@@ -26,7 +27,8 @@ def load_policy(run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c")
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    net = make_network(config, tuple(state["input_shape"]), state["n_actions"])
+    stacked = is_atari(find_spec(config.env))
+    net = make_network(config, tuple(state["input_shape"]), state["n_actions"], stacked)
     load_network(net, state, path)
     return config, net.eval(), state
 

@@ -94,7 +94,7 @@ class GameEnvs(VectorWrapper):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Play one decision in every row. ValueError for a bad action: ale-py would hang on it."""
         actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,) or actions.dtype.kind != "i":
+        if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
             raise ValueError(
                 f"actions must be integers of shape ({self.num_envs},), got {actions.dtype} {actions.shape}"
             )
@@ -103,8 +103,9 @@ class GameEnvs(VectorWrapper):
             raise ValueError(
                 f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
             )
+        actions = actions.astype(np.int64) + self.single_action_space.start
         with self._asking():
-            obs, raw_rewards, terminated, truncated, info = self.env.step(actions + self.single_action_space.start)
+            obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
         rewards = np.asarray(raw_rewards, np.float32)
         game_over = terminated | truncated
         self.scores += rewards

@@ -34,12 +34,16 @@ class Learner:
         n_actions: int,
         compute: Compute,
         shared: tuple[nn.Module, torch.optim.Optimizer] | None = None,
+        stacked: bool = True,
     ) -> None:
-        """`shared`: network and optimiser that other processes move too, instead of new ones."""
+        """`shared`: network and optimiser that other processes move too, instead of new ones.
+
+        `stacked`: see `make_network`.
+        """
         self.config, self.compute = config, compute
         if shared is None:
             torch.manual_seed(config.seed)
-            self.net = make_network(config, input_shape, n_actions).to(compute.device)
+            self.net = make_network(config, input_shape, n_actions, stacked).to(compute.device)
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared
@@ -59,6 +63,7 @@ class Learner:
         `count`, called behind each step, tells how many updates there are now; without it, one more.
         Raises FloatingPointError when a gradient is no number; the network is of no more use then.
         """
+        rollout.check()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
         done: list[Update] = []
@@ -75,9 +80,10 @@ class Learner:
         self.env_steps += len(rollout)
 
     def observe(self, obs: torch.Tensor) -> None:
-        """Feed the newest frames of `obs [T, N, K, H, W]` to the normaliser, if there is one."""
-        if self.net.normalizer is not None and self.observes:
-            self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
+        """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: of a stack of frames the newest."""
+        norm = self.net.normalizer
+        if norm is not None and self.observes:
+            norm.update((obs[:, :, -1] if norm.stacked else obs).flatten(0, 1))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the newest update, of an earlier session's where this one has none yet; empty before the first."""

@@ -48,9 +48,9 @@ def a2c_loss(
     the gradient of an action fades where the policy has given it up since it was taken.
 
     Args:
-        logits: `[B, A]` unnormalised log-probabilities.
+        logits: `[B, A]` unnormalised log-probabilities; minus infinity masks an action that was not taken.
         values: `[B, 1]` (or `[B]`) outputs of the value head.
-        actions: `[B]` int64 actions taken.
+        actions: `[B]` actions taken, of any integer dtype.
         returns: `[B]` float returns; they carry no gradient.
         entropy_coef: weight of the entropy bonus.
         value_coef: weight of the squared value error.
@@ -59,7 +59,7 @@ def a2c_loss(
             batches behind the first of a rollout.
 
     Raises:
-        ValueError: shapes that would broadcast instead of pairing element by element.
+        ValueError: shapes that would broadcast instead of pairing element by element, or actions that are no integers.
     """
     if logits.ndim != 2 or len(logits) == 0:
         raise ValueError(f"logits must have shape [B, A] with B > 0, got {list(logits.shape)}")
@@ -70,9 +70,11 @@ def a2c_loss(
     for name, tensor in named.items():
         if tensor is not None and tensor.shape != (batch,):
             raise ValueError(f"{name} must have shape [{batch}], got {list(tensor.shape)}")
+    if actions.is_floating_point() or actions.is_complex() or actions.dtype == torch.bool:
+        raise ValueError(f"actions must be integers, got {actions.dtype}")
     logits, values, returns = logits.float(), values.float(), returns.detach()
     log_probs = F.log_softmax(logits, dim=1)  # [B, A]
-    log_prob = log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)  # [B]
+    log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)  # [B]
     advantage = returns - values.detach()  # [B]
     assert advantage.shape == log_prob.shape
     ratio = torch.ones_like(log_prob)
@@ -81,6 +83,7 @@ def a2c_loss(
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
     value = F.mse_loss(values, returns)
-    entropy = -(log_probs.exp() * log_probs).sum(dim=1).mean()
+    # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
+    entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy
     return A2CLoss(total, policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean())

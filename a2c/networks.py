@@ -18,6 +18,14 @@ from a2c.config import Config
 from a2c.normalizers import FrameNorm, PixelNorm
 
 
+class OutputLayer(nn.Linear):
+    """The last layer of a head: float32 in a working copy in bfloat16 too, which has only every half point near 90."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`hidden [B, F]` in any precision to `[B, out]` in this layer's own."""
+        return super().forward(hidden.to(self.weight.dtype))
+
+
 class AtariA2C(nn.Module):
     """The classic Atari network: three convolutions, then separate policy and value heads.
 
@@ -43,8 +51,8 @@ class AtariA2C(nn.Module):
             nn.ReLU(),
         )
         features = conv_features(self.conv, input_shape)
-        self.policy = nn.Sequential(nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, n_actions))
-        self.value = nn.Sequential(nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.policy = nn.Sequential(nn.Linear(features, 512), nn.ReLU(), OutputLayer(512, n_actions))
+        self.value = nn.Sequential(nn.Linear(features, 512), nn.ReLU(), OutputLayer(512, 1))
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,8 +87,8 @@ class SharedA2C(nn.Module):
             self.conv.extend([nn.Conv2d(channels, out, kernel, stride), nn.ReLU()])
             channels = out
         self.hidden = nn.Sequential(nn.Linear(conv_features(self.conv, input_shape), units), nn.ReLU())
-        self.policy = nn.Linear(units, n_actions)
-        self.value = nn.Linear(units, 1)
+        self.policy = OutputLayer(units, n_actions)
+        self.value = OutputLayer(units, 1)
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +108,7 @@ class MlpA2C(nn.Module):
 
         def head(outputs: int) -> nn.Sequential:
             return nn.Sequential(
-                nn.Linear(features, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+                nn.Linear(features, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), OutputLayer(64, outputs)
             )
 
         self.policy, self.value = head(n_actions), head(1)
@@ -130,7 +138,7 @@ class LstmA2C(nn.Module):
             for channels in (input_shape[0], 32, 32, 32):
                 self.conv.extend([nn.Conv2d(channels, 32, 3, 2, 1), nn.ELU()])
         self.lstm = nn.LSTMCell(conv_features(self.conv, input_shape), units)
-        self.policy, self.value = nn.Linear(units, n_actions), nn.Linear(units, 1)
+        self.policy, self.value = OutputLayer(units, n_actions), OutputLayer(units, 1)
         self.memory_size = 2 * units
         orthogonal_init(self)
 
@@ -159,7 +167,7 @@ class LstmA2C(nn.Module):
 
     def _features(self, obs: Tensor) -> Tensor:
         if len(self.conv) == 0:
-            return obs.to(self.policy.weight.dtype).flatten(1)
+            return obs.to(self.lstm.weight_ih.dtype).flatten(1)
         return self.conv(scale_pixels(obs, self)).flatten(1)
 
     def _remember(self, features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,18 +198,21 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard)
 
 
-def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -> nn.Module:
-    """The network that `config.network` names; ValueError where it cannot read the observation."""
+def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool = True) -> nn.Module:
+    """The network that `config.network` names; ValueError where it cannot read the observation.
+
+    `stacked`: the channels of an image are the newest frames of one picture (Atari games), not its colours;
+    pixel statistics depend on it.
+    """
     config = resolve(config, input_shape)
     kind = config.network
     image = len(input_shape) == 3
     if kind == "mlp":
         return MlpA2C(input_shape, n_actions)
     if kind == "lstm":
-        return LstmA2C(
-            input_shape, n_actions, config.lstm_units, FrameNorm() if image and config.normalize_obs else None
-        )
-    normalizer = PixelNorm((input_shape[1], input_shape[2])) if config.normalize_obs else None
+        norm = FrameNorm(stacked) if image and config.normalize_obs else None
+        return LstmA2C(input_shape, n_actions, config.lstm_units, norm)
+    normalizer = PixelNorm(input_shape[1:] if stacked else input_shape) if config.normalize_obs else None
     if kind == "atari":
         return AtariA2C(input_shape, n_actions, normalizer)
     return SharedA2C(kind, input_shape, n_actions, normalizer)

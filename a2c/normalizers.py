@@ -14,9 +14,9 @@ from torch import Tensor, nn
 class PixelNorm(nn.Module):
     """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
 
-    The statistics are those of the newest frame, cumulative over training, and hold for each
-    frame of the stack. A ball that covers a pixel one time in a thousand becomes a signal of 5
-    on a background of 0.
+    The statistics are cumulative over training: of the newest frame, `[H, W]`, for each frame of a
+    stack; of every channel, `[C, H, W]`, for an image whose channels are colours. A ball that covers a
+    pixel one time in a thousand becomes a signal of 5 on a background of 0.
     """
 
     CLIP = 5.0
@@ -24,27 +24,31 @@ class PixelNorm(nn.Module):
     var: Tensor
     count: Tensor
 
-    def __init__(self, frame_shape: tuple[int, int]) -> None:
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.full(frame_shape, 128.0))
-        self.register_buffer("var", torch.full(frame_shape, 64.0**2))
+        self.stacked = len(frame_shape) == 2  # `update` takes the newest frame of an observation, not all of it
+        # In float64: after 1e7 frames one more moves the mean by less than half a step of float32.
+        self.register_buffer("mean", torch.full(frame_shape, 128.0, dtype=torch.float64))
+        self.register_buffer("var", torch.full(frame_shape, 64.0**2, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """`[..., H, W]` pixels 0..255 to `[..., H, W]` float32 in -5..5."""
+        """`[..., H, W]` (or `[..., C, H, W]`) pixels 0..255 to the same shape, float32 in -5..5."""
         # +1: one grey level of noise, so that a constant pixel stays quiet.
-        scaled = obs.to(torch.float32, copy=True).sub_(self.mean).mul_((self.var + 1.0).rsqrt())
-        return scaled.clamp_(-self.CLIP, self.CLIP)
+        scale = self.var.float().add_(1.0).rsqrt_()
+        return obs.to(torch.float32, copy=True).sub_(self.mean.float()).mul_(scale).clamp_(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
     def update(self, frames: Tensor) -> None:
-        """Merge the statistics of `frames [B, H, W]` (Chan et al., 1983, equation 2.1)."""
-        # Moments about the running mean, which is near: five times as fast as torch.var_mean along this dimension.
-        apart = frames.to(torch.float32, copy=True).sub_(self.mean)
-        delta = apart.mean(dim=0)
-        var = (apart.square_().mean(dim=0) - delta.square()).clamp_(min=0.0)
+        """Merge the statistics of `frames [B, H, W]` or `[B, C, H, W]` (Chan et al., 1983, equation 2.1)."""
+        # Moments about a number near the mean: five times as fast as torch.var_mean along this dimension.
+        near = self.mean.float()
+        apart = frames.to(torch.float32, copy=True).sub_(near)
+        shift = apart.mean(dim=0)
+        var = (apart.square_().mean(dim=0) - shift.square()).clamp_(min=0.0).double()
+        delta = near.double() - self.mean + shift
         total = self.count + len(frames)
-        share = len(frames) / total.float()
+        share = len(frames) / total.double()
         self.var += (var - self.var) * share + delta.square() * share * (1.0 - share)
         self.mean += delta * share
         self.count.copy_(total)
@@ -60,7 +64,7 @@ class FrameNorm(nn.Module):
 
     The division undoes the bias of the zero that the averages start from (Kingma & Ba, 2015,
     section 3, who do it for Adam's moments). The preprocessing of the recurrent A3C programs,
-    with their alpha of 0.9999.
+    with their alpha of 0.9999. A frame is the newest of a stack (`stacked`) or all channels of an image.
     """
 
     ALPHA = 0.9999
@@ -68,8 +72,9 @@ class FrameNorm(nn.Module):
     std: Tensor
     count: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, stacked: bool = True) -> None:
         super().__init__()
+        self.stacked = stacked  # as in PixelNorm
         for name in ("mean", "std"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -84,7 +89,7 @@ class FrameNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, frames: Tensor) -> None:
-        """Take in `frames [B, H, W]`, oldest first."""
+        """Take in `frames [B, H, W]` or `[B, C, H, W]`, oldest first."""
         pixels = frames.flatten(1).float()
         ages = torch.arange(len(frames) - 1, -1, -1, dtype=torch.float64, device=frames.device)
         weights = (1.0 - self.ALPHA) * self.ALPHA**ages  # [B]

@@ -49,7 +49,7 @@ class Rollout:
     versions     [N] f64       updates that the acting policy had seen, mean over the window
     next_obs     [N, ...]      observation after the last decision
     next_memory  [N, M]        what the network carries into next_obs
-    final_index  [K, 2] int64  (t, n) of each truncated step
+    final_index  [K, 2] int64  (t, n) of each step that is truncated and not terminated, in any order
     final_obs    [K, ...]      its true final observation
     final_memory [K, M]        what the network carries into it
     ============ ============= ===========================================================
@@ -95,6 +95,22 @@ class Rollout:
             make(like.dtype, 0, *obs_shape),
             make(torch.float32, 0, memory_size),
         )
+
+    def check(self) -> None:
+        """ValueError unless `final_index` names each step that was truncated and not terminated, once.
+
+        A step without its entry would be bootstrapped from the next episode. On a GPU this waits for it once.
+        """
+        wanted = (self.truncated & ~self.terminated).nonzero()  # [K, 2]
+        order = (self.final_index[:, 0] * self.truncated.shape[1] + self.final_index[:, 1]).argsort()
+        if not torch.equal(self.final_index[order], wanted):
+            raise ValueError(
+                "final_index must name each step (t, n) that is truncated and not terminated once, "
+                f"got {self.final_index.tolist()} for {wanted.tolist()}"
+            )
+        for name in ("final_obs", "final_memory"):
+            if len(getattr(self, name)) != len(wanted):
+                raise ValueError(f"{name} must have a row for each of final_index, got {len(getattr(self, name))}")
 
     def split(self, parts: int) -> list[Rollout]:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""

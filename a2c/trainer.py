@@ -47,7 +47,8 @@ class Trainer:
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
-        self.learner = Learner(config, self.spaces.obs_shape, self.spaces.n_actions, self.compute)
+        spaces = self.spaces
+        self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, stacked=spaces.stacked)
         self.driver = DRIVERS[config.algorithm](config, self.spaces, self.learner, self.compute)
         self.scores = Scores()
         self.saved_best = -math.inf  # mean score of the policy in best.pt

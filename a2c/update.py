@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from a2c.batch import Experience, unpack_batch
+from a2c.batch import Experience, unpack_views
 from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.losses import A2CLoss, a2c_loss
@@ -78,7 +78,7 @@ def _gradients(
     net: nn.Module, batch: Batch, share: float, config: Config, compute: Compute, moved: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
     """Gradients, times `share`, and terms of the mean loss of one shard; touches no `.grad`: threads may meet here."""
-    states, actions, returns = unpack_batch(
+    states, actions, returns = unpack_views(
         batch,
         net,
         compute.device,

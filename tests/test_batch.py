@@ -1,5 +1,6 @@
 """From experience to (states, actions, returns): both forms, their types, and the sliding windows."""
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from a2c.batch import Experience, SlidingWindows, unpack_batch
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.learner import Learner
 from a2c.rollout import Rollout
 
 GAMMA = 0.9
@@ -222,3 +226,161 @@ def test_bad_input_is_refused_by_name():
         unpack_batch([transition], Toy(), gae_lambda=0.95)
     with pytest.raises(ValueError, match="reward_steps must be at least 1, got 0"):
         unpack_batch([transition], Toy(), reward_steps=0)
+
+
+class Shaped(Toy):
+    """Values of any shape: `reshape` makes them of the right ones."""
+
+    def __init__(self, reshape) -> None:
+        super().__init__()
+        self.reshape = reshape
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        logits, values = super().forward(obs)
+        return logits, self.reshape(values)
+
+
+def both_forms() -> list:
+    rollout = random_rollout(3, 4, seed=1)
+    return [rollout, [window(rollout, t, n, 3 - t) for t in range(3) for n in range(4)]]
+
+
+@pytest.mark.parametrize("form", [0, 1])
+def test_values_may_come_without_their_column(form):
+    batch = both_forms()[form]
+    got = unpack_batch(batch, Shaped(lambda values: values[:, 0]), reward_steps=3)
+    assert torch.equal(got[2], unpack_batch(batch, Toy(), reward_steps=3)[2])
+
+
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize(
+    "reshape",
+    [lambda v: v[:1], lambda v: v[0, 0], lambda v: v[:1, 0], lambda v: v.expand(-1, 2), lambda v: v.T, lambda v: v[1:]],
+)
+def test_values_of_another_shape_are_refused(form, reshape):
+    with pytest.raises(ValueError, match=r"net must give values of shape \[\d+, 1\] or \[\d+\], got \["):
+        unpack_batch(both_forms()[form], Shaped(reshape), reward_steps=3)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, float("nan"), "4"])
+def test_windows_without_a_whole_length_are_refused(steps):
+    state = np.ones(4, np.uint8)
+    rule = "at least 1" if isinstance(steps, int) else "an integer"
+    for batch in (both_forms()[0], [Experience(state, 0, 1.0, state)]):
+        with pytest.raises(ValueError, match=f"reward_steps must be {rule}, got {steps}"):
+            unpack_batch(batch, Toy(), reward_steps=steps)
+    with pytest.raises(ValueError, match=f"reward_steps must be {rule}, got {steps}"):
+        unpack_batch([Experience(state, 0, 1.0, state, steps)], Toy())
+
+
+def test_the_length_of_a_window_may_be_numpys():
+    state = np.ones(4, np.uint8)
+    batch = [Experience(state, 0, 1.0, state, np.int64(2)), Experience(state, 0, 1.0, state)]
+    returns = unpack_batch(batch, Toy(), gamma=0.5, reward_steps=np.int32(3))[2]
+    assert returns.tolist() == [1 + 0.25 * 1.375, 1 + 0.125 * 1.375]  # V = 1.375
+
+
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("gamma", value) for value in (-0.1, 1.1, float("nan"))),
+        *(("reward_clip", value) for value in (-1.0, float("nan"))),
+        *(("gae_lambda", value) for value in (-0.1, 1.1, float("nan"))),
+    ],
+)
+def test_coefficients_out_of_range_are_refused(form, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
+        unpack_batch(both_forms()[form], Toy(), **{"reward_steps": 3, name: value})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rewards_that_are_not_finite_are_refused(bad):
+    rollout, transitions = both_forms()
+    rollout.rewards[1, 2] = bad
+    for batch in (rollout, [*transitions, transitions[0]._replace(reward=bad)]):
+        with pytest.raises(ValueError, match=f"rewards must be finite, got {bad}"):
+            unpack_batch(batch, Toy(), reward_steps=3)
+
+
+def test_states_may_be_tensors_of_any_dtype_and_device():
+    # numpy knows neither bfloat16 nor what lies on another device.
+    state = torch.tensor([1, 2, 3, 4], dtype=torch.bfloat16)
+    states, _, returns = unpack_batch([Experience(state, 0, 1.0, 2 * state, 1)] * 3, Toy(), gamma=0.5)
+    assert states.dtype == torch.bfloat16 and torch.equal(states, state.expand(3, 4))
+    assert returns.tolist() == [1 + 0.5 * 2 * 4.375] * 3  # V = 8.75
+    mixed = [Experience(state.float(), 0, 1.0, None), Experience(state.float().numpy(), 0, 1.0, None)]
+    assert torch.equal(unpack_batch(mixed, Toy())[0], state.float().expand(2, 4))
+    elsewhere = Experience(torch.zeros(4, device="meta"), 0, 1.0, torch.zeros(4, device="meta"))
+    states, actions, returns = unpack_batch([elsewhere] * 3, Toy().to("meta"), "meta")
+    assert [x.device.type for x in (states, actions, returns)] == ["meta"] * 3 and states.shape == (3, 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_states_on_a_gpu():
+    state = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda")
+    for device in ("cpu", "cuda"):
+        got = unpack_batch([Experience(state, 0, 1.0, 2 * state, 1)] * 3, Toy().to(device), device, gamma=0.5)
+        assert torch.equal(got[0].cpu(), state.cpu().expand(3, 4)) and got[2].tolist() == [1 + 0.5 * 2 * 4.375] * 3
+
+
+def test_states_of_different_shapes_are_refused():
+    batch = [Experience(np.zeros(size, np.uint8), 0, 1.0, None) for size in (4, 5)]
+    with pytest.raises(ValueError, match=r"states must all have the same shape, got \[4\] and \[5\]"):
+        unpack_batch(batch, Toy())
+
+
+def test_what_is_unpacked_outlives_the_rollout():
+    # A collector plays into the same buffers again.
+    rollout = random_rollout(3, 4, seed=1)
+    got = unpack_batch(rollout, Toy())
+    before = [x.clone() for x in got]
+    for tensor in (rollout.obs, rollout.actions, rollout.rewards, rollout.values):
+        tensor.zero_()
+    assert all(map(torch.equal, got, before))
+
+
+def test_training_unpacks_without_a_copy():
+    rollout = random_rollout(3, 4, seed=1)
+    states, *_ = unpack_views(rollout, Toy(), "cpu", gamma=0.9, reward_steps=3, gae_lambda=1.0, reward_clip=0.0)
+    assert states.data_ptr() == rollout.obs.data_ptr()
+
+
+def drop(rollout: Rollout, *keep: int) -> None:
+    """Leave the entries `keep` of the index of final observations."""
+    for name in ("final_index", "final_obs", "final_memory"):
+        setattr(rollout, name, getattr(rollout, name)[list(keep)])
+
+
+def shift(rollout: Rollout, by: list[int]) -> None:
+    rollout.final_index = rollout.final_index + torch.tensor([[0, 0], by])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda rollout: drop(rollout),
+        lambda rollout: drop(rollout, 0),
+        lambda rollout: drop(rollout, 0, 1, 1),  # one twice
+        lambda rollout: drop(rollout, 0, 0),
+        lambda rollout: shift(rollout, [-1, 4]),  # the same place in memory, by another name
+        lambda rollout: shift(rollout, [0, -4]),
+        lambda rollout: rollout.terminated.logical_or_(rollout.truncated),
+        lambda rollout: setattr(rollout, "final_obs", rollout.final_obs[:1]),  # would broadcast
+        lambda rollout: setattr(rollout, "final_memory", rollout.final_memory[:1]),
+    ],
+)
+def test_a_cut_off_step_without_its_final_observation_is_refused(spoil):
+    # It would be bootstrapped from the episode that follows.
+    rollout = blank(3, 4)
+    rollout.truncated[1, 2] = rollout.truncated[2, 1] = True
+    rollout.final_index = rollout.truncated.nonzero()
+    rollout.final_obs, rollout.final_memory = torch.ones(2, 4, dtype=torch.uint8), torch.zeros(2, 0)
+    drop(rollout, 1, 0)  # their order does not matter
+    unpack_batch(rollout, Toy())
+    spoil(rollout)
+    with pytest.raises(ValueError, match=r"final_(index|obs|memory) must (name|have)"):
+        unpack_batch(rollout, Toy())
+    config = Config(env="CartPole-v1", backend="sync", threads=1, num_envs=4)
+    with closing(Compute(config)) as compute, pytest.raises(ValueError, match="final_"):
+        Learner(config, (4,), 3, compute).learn(rollout)

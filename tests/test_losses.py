@@ -1,6 +1,6 @@
 """The loss: values and gradients worked out by hand, and the mistakes that other code bases made."""
 
-from math import log
+from math import exp, log
 
 import pytest
 import torch
@@ -119,6 +119,48 @@ def test_values_may_come_with_or_without_their_column():
     logits, values, actions, returns = random_batch()
     columns, flat = (a2c_loss(logits, v, actions, returns).total for v in (values, values.squeeze(1)))
     assert torch.equal(columns, flat)
+
+
+@pytest.mark.parametrize("log_eps", [0.0, 1e-3])
+@pytest.mark.parametrize("behaviour", [False, True])
+@pytest.mark.parametrize("masked", [1, 4])
+def test_a_masked_action_is_as_if_there_were_none(masked, behaviour, log_eps):
+    # The masked actions are put before the others; `masked` = 4 of 5 leaves the policy no choice.
+    logits, values, _, returns = random_batch(actions=5 - masked)
+    taken = torch.arange(16) % (5 - masked)
+    options = {"entropy_coef": 0.5, "log_eps": log_eps}
+    if behaviour:
+        options["behaviour_log_probs"] = torch.linspace(-2, 0, 16)
+    expected = a2c_loss(logits, values, taken, returns, **options)
+    with_mask = torch.cat([torch.full((16, masked), -torch.inf), logits.detach()], dim=1).requires_grad_()
+    got = a2c_loss(with_mask, values, taken + masked, returns, **options)
+    torch.testing.assert_close(got, expected)
+    (want,) = torch.autograd.grad(expected.total, logits)
+    (gradient,) = torch.autograd.grad(got.total, with_mask)
+    assert torch.equal(gradient[:, :masked], torch.zeros(16, masked))
+    torch.testing.assert_close(gradient[:, masked:], want)
+
+
+def test_an_action_of_tiny_probability_has_its_full_entropy():
+    # dH/dz = -pi * (ln pi + H), here 80 * exp(-80): the bound of the masked ones must lie below.
+    logits = torch.tensor([[0.0, -80.0]], requires_grad=True)
+    loss = a2c_loss(logits, torch.zeros(1), torch.tensor([0]), torch.zeros(1), entropy_coef=1.0, value_coef=0.0)
+    (gradient,) = torch.autograd.grad(loss.total, logits)
+    torch.testing.assert_close(float(gradient[0, 1]), -80 * exp(-80), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_actions_of_any_integer_dtype_will_do(dtype):
+    logits, values, actions, returns = random_batch()
+    expected = a2c_loss(logits, values, actions, returns)
+    assert all(map(torch.equal, a2c_loss(logits, values, actions.to(dtype), returns), expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_actions_that_are_no_integers_are_refused(dtype):
+    logits, values, actions, returns = random_batch()
+    with pytest.raises(ValueError, match=f"actions must be integers, got {dtype}"):
+        a2c_loss(logits, values, actions.to(dtype), returns)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -1,0 +1,127 @@
+"""Statistics of pixels after very many frames, and of pictures in colour."""
+
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from a2c.compute import Compute
+from a2c.config import Config
+from a2c.envs import probe_spaces
+from a2c.evaluation import evaluate, load_policy
+from a2c.learner import Learner
+from a2c.networks import make_network
+from a2c.normalizers import FrameNorm, PixelNorm
+from a2c.trainer import Trainer
+
+COLOURS = (20, 120, 220)  # mean of each channel
+SIZE = 40
+
+
+class ColourEnv(gym.Env):
+    """Noise in three colours: red is dark and quiet, blue is bright and loud."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return self._picture(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self._picture(), 1.0, self.left == 0, False, {}
+
+    def _picture(self):
+        noise = self.np_random.integers(-5, 6, self.observation_space.shape) * [1, 2, 3]
+        return (noise + COLOURS).astype(np.uint8)
+
+
+@pytest.fixture
+def colour_env():
+    gym.register("Colours-v0", entry_point=ColourEnv)
+    yield "Colours-v0"
+    del gym.registry["Colours-v0"]
+
+
+@pytest.mark.parametrize("count", [10**4, 10**8, 10**10])
+def test_pixel_statistics_move_as_they_should_after_very_many_frames(count):
+    # The reference merges the moments in float64 (Chan et al., 1983), one batch after the other.
+    draw = np.random.default_rng(0)
+    norm = PixelNorm((3, 4))
+    mean, var = draw.uniform(0, 255, (3, 4)), draw.uniform(0, 2000, (3, 4))
+    norm.mean.copy_(torch.from_numpy(mean)), norm.var.copy_(torch.from_numpy(var)), norm.count.fill_(count)
+    frames = draw.integers(0, 256, (40, 250, 3, 4)).astype(np.uint8)
+    before, total = (mean, var), count
+    for batch in frames:
+        norm.update(torch.from_numpy(batch))
+        share = len(batch) / (total + len(batch))
+        delta = batch.mean(0, dtype=np.float64) - mean
+        var = var + share * (batch.var(0, dtype=np.float64) - var) + share * (1 - share) * delta**2
+        mean, total = mean + share * delta, total + len(batch)
+    assert int(norm.count) == total == count + 10_000
+    for got, want, old in ((norm.mean, mean, before[0]), (norm.var, var, before[1])):
+        moved = want - old
+        assert np.abs(moved).min() > 0
+        np.testing.assert_allclose(got.numpy() - old, moved, rtol=1e-4, atol=1e-6 * np.abs(moved).max())
+
+
+def test_ten_thousand_frames_are_normalised_as_numpy_would():
+    norm, draw = PixelNorm((5, 6)), np.random.default_rng(0)
+    frames = draw.integers(0, draw.integers(2, 257, (5, 6)), (40, 250, 5, 6)).astype(np.uint8)
+    for batch in frames:
+        norm.update(torch.from_numpy(batch))
+    mean, var = frames.mean((0, 1), dtype=np.float64), frames.var((0, 1), dtype=np.float64)
+    got = norm(torch.from_numpy(frames[0]))
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got, ((frames[0] - mean) / np.sqrt(var + 1)).clip(-5, 5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", ["atari", "lstm"])
+def test_each_colour_has_its_own_statistics(colour_env, network):
+    config = Config(env=colour_env, backend="sync", network=network, num_envs=2, precision="float32", threads=1)
+    spaces = probe_spaces(config)
+    assert spaces.obs_shape == (3, SIZE, SIZE)
+    draw = np.random.default_rng(0)
+    obs = torch.from_numpy(np.stack([draw.integers(0, 2 * c, (8, 4, SIZE, SIZE), np.uint8) for c in COLOURS[:2]], 2))
+    obs = torch.cat([obs, torch.full((8, 4, 1, SIZE, SIZE), 255, dtype=torch.uint8)], dim=2)  # [T, N, 3, S, S]
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, stacked=spaces.stacked)
+    learner.observe(obs)
+    norm, frames = learner.net.normalizer, obs.flatten(0, 1).numpy().astype(np.float64)
+    if isinstance(norm, FrameNorm):
+        mean, std = frames.mean((1, 2, 3)), frames.std((1, 2, 3))
+        weights = norm.ALPHA ** np.arange(32)[::-1]
+        expected = (frames - weights @ mean / weights.sum()) / (weights @ std / weights.sum())
+    else:
+        expected = ((frames - frames.mean(0)) / np.sqrt(frames.var(0) + 1)).clip(-5, 5)
+    np.testing.assert_allclose(norm(obs.flatten(0, 1)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stack_of_an_atari_game_counts_its_newest_frame_alone():
+    config = Config(frame_size=42, network="small", frame_stack=3)  # three channels, yet no colours
+    spaces = probe_spaces(config)
+    assert spaces.obs_shape == (3, 42, 42) and spaces.stacked
+    norm = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked).normalizer
+    assert norm.mean.shape == norm.var.shape == (42, 42)
+
+
+@pytest.mark.parametrize("network", ["small", "lstm"])
+def test_a_run_on_colours_is_trained_resumed_and_evaluated_with_them(colour_env, network, tmp_path):
+    settings = dict(env=colour_env, backend="sync", network=network, num_envs=2, threads=1, lstm_units=8)
+    settings |= dict(total_env_steps=160, precision="float32", progress=False)
+    run = tmp_path / "run"
+    assert Trainer(Config(**settings, run_dir=run, stop_after=80)).run() == 0
+    assert Trainer(Config(**settings, resume=run)).run() == 0
+    _, net, state = load_policy(run)
+    assert state["env_steps"] == 160
+    norm = net.normalizer
+    if isinstance(norm, PixelNorm):
+        np.testing.assert_allclose(norm.mean.mean((1, 2)), COLOURS, atol=1)
+    else:
+        mean = norm.mean / (1 - norm.ALPHA ** int(norm.count))
+        assert float(mean) == pytest.approx(sum(COLOURS) / 3, abs=1)
+    assert evaluate(run, 2).tolist() == [20.0, 20.0]
