@@ -91,6 +91,9 @@ class AtariGame(AtariEnv):
     more: they are cold in the cache whenever 50 processes share a few cores.
 
     The observation `[frame_stack, S, S]` is one array that the next step overwrites; a reset makes a new one.
+
+    Sticky actions are drawn here, by ale-py's rule: with probability `sticky` an emulator frame repeats the
+    action that was accepted last. The emulator's own keep that action where no saved state holds it.
     """
 
     def __init__(self, config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> None:
@@ -100,11 +103,12 @@ class AtariGame(AtariEnv):
         kwargs = dict(
             spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None, render_mode=render_mode
         )
-        super().__init__(**kwargs | {"repeat_action_probability": sticky_probability(config, spec)})
+        super().__init__(**kwargs | {"repeat_action_probability": 0.0})
         self.config = config  # settings stay out of a snapshot: a resumed run may change them
+        self.sticky = sticky_probability(config, spec)
         names = self.get_action_meanings()
         self.fire = names.index("FIRE") if "FIRE" in names else -1
-        self.last_action = 0  # what a sticky emulator may repeat; `cloneState` does not know it
+        self.accepted = 0  # number of the action that a sticky frame repeats; a game begins with the no-op
         self.decisions = 0  # of the running game
         self.pooled, self.screen = np.zeros((2, *self.ale.getScreenDims()), np.uint8)
         self.frames = np.zeros((config.frame_stack, config.frame_size, config.frame_size), np.uint8)
@@ -118,12 +122,12 @@ class AtariGame(AtariEnv):
         # Loading the ROM takes 0.1 s: once, not again at the first reset with the seed it was loaded with.
         already_seeded, self._fresh_seed = seed == self._fresh_seed, None
         super().reset(seed=None if already_seeded else seed, options=options)
+        self.accepted = 0
         most = self.config.noop_max
         for _ in range(self.np_random.integers(1, most + 1) if most else 0):
             self._emulate(0)
             if self.ale.game_over():
                 self.ale.reset_game()
-        self.last_action = max(self.fire, 0)
         if self.fire >= 0:
             self._emulate(self.fire)
         self.decisions = 0
@@ -134,7 +138,6 @@ class AtariGame(AtariEnv):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One decision: the action for 4 frames or until the game ends; the last two frames are pooled."""
-        self.last_action = int(action)
         reward = self._emulate(action) + self._emulate(action) + self._emulate(action)
         terminated = self.ale.game_over()
         if not terminated:
@@ -148,8 +151,12 @@ class AtariGame(AtariEnv):
         return self._observe(), reward, terminated, truncated, self._info()
 
     def _emulate(self, action: Any) -> float:
-        """One emulator frame; none behind a game's end."""
-        return 0.0 if self.ale.game_over() else self.ale.act(self._action_set[action])
+        """One emulator frame with `action`, or with the one before it; none after a game's end."""
+        if self.ale.game_over():
+            return 0.0
+        if not self.sticky or self.np_random.random() >= self.sticky:
+            self.accepted = int(action)
+        return self.ale.act(self._action_set[self.accepted])
 
     def _observe(self) -> np.ndarray:
         """Push the pooled, scaled picture onto the stack."""

@@ -20,7 +20,6 @@ from gymnasium.envs.registration import EnvSpec
 from a2c.config import Config
 
 Snapshot = list[dict[str, Any]]
-REPEATS = 100  # even at a sticky probability of 0.9 an action that is repeated so often has come through
 PLAIN = (bool, int, float, str, type(None), np.generic)
 STATEFUL = (ale_py.ALEInterface, np.random.Generator)  # have a snapshot of their own, as attributes
 CONSTANT = (ale_py.Action, gym.Space, EnvSpec, Config)
@@ -116,8 +115,6 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
         if current is None and kind != "value":
             return False
         if kind == "emulator":
-            for _ in range(REPEATS):  # a sticky emulator keeps its last action outside of its state
-                current.act(layer._action_set[values["last_action"]])
             current.restoreState(ale_py.ALEState(content.tobytes()))
             exact = current.cloneState(include_rng=True).serialize() == content.tobytes()
         elif kind == "generator":

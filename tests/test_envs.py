@@ -152,10 +152,10 @@ def test_every_pixel_reward_and_flag_equals_the_unvectorised_wrappers(backend, e
 
 @pytest.mark.parametrize("env_id", ["MsPacmanNoFrameskip-v4", "ALE/Freeway-v5"])
 def test_a_game_without_fire_equals_gymnasiums_wrappers(env_id):
-    """Pixels, rewards and ends over several games, no-ops and sticky actions included."""
-    config = Config(env=env_id, max_episode_frames=4 * 300)
+    """Pixels, rewards and ends over several games, no-ops included; sticky actions are drawn by another generator."""
+    config = Config(env=env_id, max_episode_frames=4 * 300, sticky_actions=0.0)
     ours = make_env(config, find_spec(env_id), 5)
-    stock = gym.make(env_id, frameskip=1, obs_type="grayscale")
+    stock = gym.make(env_id, frameskip=1, obs_type="grayscale", repeat_action_probability=0.0)
     stock = FrameStackObservation(AtariPreprocessing(stock, noop_max=30), 4, padding_type="zero")
     actions = np.random.default_rng(1).integers(ours.action_space.n, size=1500)
     obs, expected = ours.reset(seed=5)[0], stock.reset(seed=5)[0]
@@ -249,8 +249,9 @@ def test_sticky_actions_follow_the_id_unless_they_are_set(backend):
 def test_a_decision_is_four_frames_and_v5_repeats_actions_with_probability_a_quarter():
     with playing("ALE/Pong-v5", backend="sync", num_envs=1) as envs:
         envs.reset()
-        ale = envs.env.envs[0].unwrapped.ale
-        assert ale.getFloat("repeat_action_probability") == 0.25
+        game = envs.env.envs[0].unwrapped
+        ale = game.ale
+        assert game.sticky == 0.25 and ale.getFloat("repeat_action_probability") == 0.0
         before = ale.getEpisodeFrameNumber()
         envs.step(np.array([0]))
         assert ale.getEpisodeFrameNumber() == before + 4
