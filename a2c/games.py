@@ -9,7 +9,8 @@ obs        [N, K, S, S] uint8      K = frame_stack; newest frame last; frames be
                                    (other ids: the environment's own observation)
 rewards    [N] float32             raw game points of this decision
 terminated [N] bool                the episode ended by the game's rules (or by a lost life)
-truncated  [N] bool                the game was cut off at `max_episode_frames`
+truncated  [N] bool                the game was cut off at `max_episode_frames`; where a life was lost in that very
+                                   decision, `terminated` is set too (not by native, which tells the next game's lives)
 info       "final_obs"             {row: true last observation} of exactly the rows that ended
 info       "episodes"              list of `Episode`, one per *game* that ended in this step
 ========== ======================= ==========================================================
@@ -113,11 +114,12 @@ class GameEnvs(VectorWrapper):
         self.scores[game_over], self.lengths[game_over] = 0.0, 0
         final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(game_over)}
         if self.end_of_life:
-            lives = np.array(info["lives"])
-            lost = (lives < self.lives) & ~game_over
+            lives = np.array(info["lives"])  # where a game ended, those of the next one
+            final_lives = info.get("final_info", {}).get("lives", self.lives)
+            lost = np.where(game_over, final_lives, lives) < self.lives
             self.lives = lives
             terminated = terminated | lost
-            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost)}
+            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost & ~game_over)}
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
     def state_dict(self) -> dict[str, Any] | None:

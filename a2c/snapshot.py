@@ -41,9 +41,12 @@ class Resumable(gym.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            return self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception:
             raise RuntimeError(traceback.format_exc()) from None
+        if terminated or truncated:  # it may live in an array that the reset overwrites before anybody has read it
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, info
 
     @property
     def snapshot(self) -> Snapshot:
