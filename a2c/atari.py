@@ -6,6 +6,7 @@ This is all that a worker process of the `async` backend runs.
 from __future__ import annotations
 
 import multiprocessing
+import zlib
 from typing import Any
 
 import ale_py
@@ -20,6 +21,7 @@ from a2c.config import Config
 from a2c.processes import settle_in
 from a2c.rules import FRAME_SKIP, nearest
 
+STATE_LIMIT = 2**20  # bytes of an emulator's state, of which it has some 15,000
 CROP = slice(34, 194)  # rows of the playing field, as the A3C programs for universe cut them
 
 gym.register_envs(ale_py)
@@ -150,6 +152,37 @@ class AtariGame(AtariEnv):
         truncated = self.decisions >= self.config.max_episode_frames // FRAME_SKIP
         return self._observe(), reward, terminated, truncated, self._info()
 
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the rest of the game depends on: numbers, and bytes as `pack` gives them.
+
+        `screen` is left out: no picture that it is part of is ever brighter than `pooled`, until it is overwritten.
+        """
+        return {
+            "emulator": pack(self.ale.cloneState(include_rng=True).serialize()),
+            "generator": self.np_random.bit_generator.state,
+            "accepted": self.accepted,
+            "decisions": self.decisions,
+            "pooled": pack(self.pooled.tobytes()),
+            "frames": pack(self.frames.tobytes()),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> bool:
+        """Go on where `get_state` was taken; False where the emulator did not take its state back exactly.
+
+        Raises ValueError, LookupError or TypeError for a state that is damaged.
+        """
+        for name, limit in (("accepted", len(self._action_set)), ("decisions", 2**31)):
+            if type(state[name]) is not int or not 0 <= state[name] < limit:
+                raise ValueError(f"{name} must be an integer, at least 0 and below {limit}, got {state[name]!r}")
+        self.pooled = _picture(state["pooled"], self.pooled)
+        self.frames = _picture(state["frames"], self.frames)
+        self.accepted, self.decisions = state["accepted"], state["decisions"]
+        self.np_random.bit_generator.state = state["generator"]
+        self.screen.fill(0)
+        emulator = unpack(state["emulator"], STATE_LIMIT)
+        self.ale.restoreState(ale_py.ALEState(emulator))
+        return self.ale.cloneState(include_rng=True).serialize() == emulator
+
     def _emulate(self, action: Any) -> float:
         """One emulator frame with `action`, or with the one before it; none after a game's end."""
         if self.ale.game_over():
@@ -169,3 +202,27 @@ class AtariGame(AtariEnv):
     def _info(self) -> dict[str, Any]:
         # Infos cost a vector environment time: none that nobody reads.
         return {"lives": self.ale.lives()} if self.config.end_of_life else {}
+
+
+def pack(content: bytes) -> dict[str, Any]:
+    """Bytes as a checkpoint holds them: compressed, `[n]` uint8, beside their checksum."""
+    return {"zlib": np.frombuffer(zlib.compress(content, 1), np.uint8), "crc32": zlib.crc32(content)}
+
+
+def unpack(packed: dict[str, Any], limit: int) -> bytes:
+    """What `pack` was given; ValueError, LookupError or TypeError where it is damaged or has more than `limit` bytes."""
+    try:
+        content = zlib.decompressobj().decompress(np.asarray(packed["zlib"], np.uint8).tobytes(), limit)
+    except zlib.error as error:
+        raise ValueError(f"a game's compressed state must be whole, got {error}") from error
+    if zlib.crc32(content) != packed["crc32"]:
+        raise ValueError(f"a game's state must have the checksum {packed['crc32']!r}, got {zlib.crc32(content)}")
+    return content
+
+
+def _picture(packed: dict[str, Any], like: np.ndarray) -> np.ndarray:
+    """A packed array of the shape and dtype of `like`."""
+    content = unpack(packed, like.nbytes + 1)
+    if len(content) != like.nbytes:
+        raise ValueError(f"a picture must have {like.nbytes} bytes, got {len(content)}")
+    return np.frombuffer(content, like.dtype).reshape(like.shape).copy()

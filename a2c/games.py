@@ -134,12 +134,20 @@ class GameEnvs(VectorWrapper):
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on with the games of `state_dict`; False where an emulator did not take its state back exactly."""
+        """Go on with the games of `state_dict`; False where one was not taken back exactly.
+
+        ValueError, in one line, for a state that is damaged.
+        """
+        counters = {name: _counter(name, state[name], getattr(self, name)) for name in ("scores", "lengths", "lives")}
+        snapshots = state["snapshots"]
+        if not isinstance(snapshots, list) or len(snapshots) != self.num_envs:
+            raise ValueError(f"snapshots must be a list of {self.num_envs}, got a {type(snapshots).__name__}")
         with self._asking():
-            self.env.set_attr("snapshot", state["snapshots"])
-            exact = all(self.env.get_attr("exact"))
-        self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"])
-        self.lives = np.array(state["lives"])
+            self.env.set_attr("snapshot", snapshots)
+            exact, refusals = all(self.env.get_attr("exact")), self.env.get_attr("refusal")
+        if any(refusals):
+            raise ValueError(next(filter(None, refusals)))
+        self.scores, self.lengths, self.lives = counters["scores"], counters["lengths"], counters["lives"]
         return exact
 
     @contextmanager
@@ -186,3 +194,10 @@ def worker_error(error: Exception, watchdog: Watchdog | None, who: str = "an env
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
     return WorkerError(f"{who} failed: {what}", trace)
+
+
+def _counter(name: str, saved: Any, current: np.ndarray) -> np.ndarray:
+    """A copy of a saved counter of each row."""
+    if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (current.shape, current.dtype):
+        raise ValueError(f"{name} must be an array of {current.dtype} {list(current.shape)}, got {saved!r:.60}")
+    return saved.copy()

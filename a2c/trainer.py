@@ -29,6 +29,7 @@ from a2c.record import BEST, LATEST, Record
 from a2c.rollout import Progress
 from a2c.signals import StopRequest, stop_on_signals
 from a2c.synchronous import Synchronous
+from a2c.trial import can_go_on
 
 DRIVERS = {"a2c": Synchronous, "a3c": A3C, "ga3c": GA3C}
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
@@ -107,7 +108,10 @@ class Trainer:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
         with loading(self.run_dir / LATEST) if self.resumed else nullcontext():
-            self.games_go_on = self.driver.start(self.resumed and self.resumed["collector"])
+            games = self.resumed and self.resumed["collector"]
+            if games and self.config.algorithm == "a2c" and not can_go_on(self.config, games["envs"]):
+                games["envs"] = [None for _ in games["envs"]]
+            self.games_go_on = self.driver.start(games)
         self._remember()
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from toys import same
 
-from a2c import snapshot
-from a2c.atari import find_spec, make_env
+from a2c.atari import AtariGame, find_spec, make_env
 from a2c.checkpoint import load_checkpoint, to_arrays, to_tensors
 from a2c.config import Config
 from a2c.flags import parse_config
@@ -112,8 +111,8 @@ def test_a_snapshot_restores_into_another_environment(env):
 def test_games_that_do_not_come_back_exactly_start_anew_and_the_run_says_so(tmp_path, monkeypatch, capsys):
     flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "2"]
     run(tmp_path / "run", flags, [40])
-    restore = snapshot._restore
-    monkeypatch.setattr(snapshot, "_restore", lambda layer, values: restore(layer, values) and "ale" not in values)
+    set_state = AtariGame.set_state
+    monkeypatch.setattr(AtariGame, "set_state", lambda self, state: set_state(self, state) and False)
     assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run() == 0
     assert "resumed at 40 env_steps; every environment starts a new game" in capsys.readouterr().out
 
