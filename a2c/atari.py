@@ -210,7 +210,7 @@ def pack(content: bytes) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any], limit: int) -> bytes:
-    """What `pack` was given; ValueError, LookupError or TypeError where it is damaged or has more than `limit` bytes."""
+    """What `pack` was given, at most `limit` bytes; ValueError, LookupError or TypeError where it is damaged."""
     try:
         content = zlib.decompressobj().decompress(np.asarray(packed["zlib"], np.uint8).tobytes(), limit)
     except zlib.error as error:
