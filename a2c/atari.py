@@ -180,7 +180,10 @@ class AtariGame(AtariEnv):
         self.np_random.bit_generator.state = state["generator"]
         self.screen.fill(0)
         emulator = unpack(state["emulator"], STATE_LIMIT)
-        self.ale.restoreState(ale_py.ALEState(emulator))
+        try:
+            self.ale.restoreState(ale_py.ALEState(emulator))
+        except (RuntimeError, SystemError) as error:  # what ale-py throws has no Python type of its own
+            raise ValueError("the emulator does not take its state") from error
         return self.ale.cloneState(include_rng=True).serialize() == emulator
 
     def _emulate(self, action: Any) -> float:

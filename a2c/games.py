@@ -167,7 +167,8 @@ class GameEnvs(VectorWrapper):
             with suppress(WorkerError), self._asking():
                 vector.close(**kwargs)
             return
-        if not self.broken and vector._state == AsyncState.DEFAULT:
+        forced = self.broken or kwargs.get("terminate")  # by SIGTERM, which workers ignore
+        if not forced and vector._state == AsyncState.DEFAULT:
             with suppress(WorkerError), self._asking():
                 vector.close(**kwargs)
         self.watchdog.close()

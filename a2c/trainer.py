@@ -85,7 +85,7 @@ class Trainer:
             except WorkerError:
                 if not self.stop or self.record is not None:
                     raise
-                return 128 + self.stop.number  # a signal to the whole process group, while the workers started
+                return 128 + self.stop.number  # it ended workers that had just been started
             finally:
                 self.close()
             self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
@@ -136,7 +136,7 @@ class Trainer:
             self.record.rewind(self.learner.env_steps)
             self.meter.begin_row(self.learner.env_steps)
             self.row = {}
-            if self.stop:  # a signal to the whole process group ends the workers too
+            if self.stop:  # who stops the run may have killed its workers too
                 return self._finish(state)
             if self.restarts > self.config.max_worker_restarts:
                 with suppress(OSError):

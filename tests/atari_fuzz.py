@@ -41,10 +41,13 @@ def places(value, path=()):
         yield from places(item, (*path, key))
 
 
-def damage(state, random):
-    """Change a checkpoint's state in place; says what was done."""
+POLICY = ("format", "config", "input_shape", "n_actions", "network")  # what evaluate and record read
+
+
+def damage(state, random, policy):
+    """Change a checkpoint's state in place, where `policy` what it is made of; says what was done."""
     game = state["collector"]["envs"][0]["snapshots"][random.integers(2)][0]
-    kind = random.integers(5)
+    kind = 5 if policy else random.integers(5)
     if kind == 0:  # bytes of the emulator's state, which its checksum does not show
         content = np.frombuffer(unpack(game["emulator"], STATE_LIMIT), np.uint8).copy()
         at = random.integers(len(content), size=random.integers(1, 200))
@@ -56,9 +59,10 @@ def damage(state, random):
         packed = game["emulator"]["zlib"] = game["emulator"]["zlib"].copy()
         packed[random.integers(len(packed))] ^= 1 + random.integers(255)
         return "bytes"
-    everything = list(places(game if kind == 2 else state["collector"] if kind == 3 else state))
+    parts = {2: game, 3: state["collector"], 4: state, 5: {name: state[name] for name in POLICY}}
+    everything = list(places(parts[kind]))
     *above, last = everything[random.integers(len(everything))]
-    inside = game if kind == 2 else state["collector"] if kind == 3 else state
+    inside = state if kind == 5 else parts[kind]
     for key in above:
         inside = inside[key]
     inside[last] = WRONG[random.integers(len(WRONG))]
@@ -69,7 +73,7 @@ def main(command, run_dir, first, last):
     content = torch.load(run_dir / "latest.pt", weights_only=True)
     for seed in range(first, last):
         state = to_arrays(content)
-        what = damage(state, np.random.default_rng(seed))
+        what = damage(state, np.random.default_rng(seed), command != "train" and seed % 4 > 0)
         copy = run_dir.with_name(f"damaged-{command}-{seed}")
         shutil.copytree(run_dir, copy)
         torch.save(to_tensors(state), copy / "latest.pt")

@@ -2,11 +2,15 @@
 
 import copy
 import csv
+import os
+import signal
+from dataclasses import replace
 
 import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
+from test_trainer import started, wait_for
 from toys import same
 
 from a2c.atari import AtariGame, find_spec, make_env
@@ -73,6 +77,22 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(flags, tmp_path):
         assert same(straight[part], resumed[part]), part
     for name in ("metrics.csv", "episodes.csv"):
         assert lived(tmp_path / "straight", name) == lived(tmp_path / "resumed", name)
+
+
+def test_a_run_that_a_signal_to_its_group_has_stopped_equals_a_straight_one(tmp_path):
+    stopped = started(tmp_path / "stopped", "--backend", "async", "--threads", "2")
+    wait_for(lambda: stopped.stdout.readline().count(" steps/s "))
+    os.killpg(stopped.pid, signal.SIGTERM)
+    stopped.communicate(timeout=60)
+    assert stopped.returncode == 143
+    at = load_checkpoint(tmp_path / "stopped" / "latest.pt")["env_steps"]
+    resume = ["--resume", str(tmp_path / "stopped"), "--stop-after", str(at + 400), "--no-progress"]
+    assert Trainer(parse_config(resume)).run() == 0
+    config = parse_config(resume)
+    assert Trainer(replace(config, run_dir=tmp_path / "straight", resume=None)).run() == 0
+    resumed, straight = (load_checkpoint(tmp_path / name / "latest.pt") for name in ("stopped", "straight"))
+    for part in ("network", "optimizer", "collector", "scores", "updates"):
+        assert same(straight[part], resumed[part]), part
 
 
 def test_a_native_run_resumes_with_new_games_and_says_so(tmp_path, capsys):
