@@ -17,7 +17,7 @@ from a2c.config import Config
 from a2c.files import write_synced
 from a2c.games import WorkerError
 
-FORMAT = 3
+FORMAT = 4
 PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
 REQUIRED = (

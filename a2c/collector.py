@@ -74,9 +74,11 @@ class Collector:
         if not all([envs.load_state_dict(saved) for envs, saved in zip(self.groups, state["envs"], strict=True)]):
             self.buffers.next_obs.copy_(self._new_games())
             return False
-        self.buffers.next_obs.copy_(state["next_obs"])
-        self.buffers.next_memory.copy_(state["memory"])
-        self.starts.copy_(state["starts"])
+        mine = {"next_obs": self.buffers.next_obs, "memory": self.buffers.next_memory, "starts": self.starts}
+        for name, tensor in mine.items():
+            if (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
+                raise ValueError(f"{name} must be {tensor.dtype} {list(tensor.shape)}, got {list(state[name].shape)}")
+            tensor.copy_(state[name])
         return True
 
     def _new_games(self) -> Tensor:

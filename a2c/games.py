@@ -9,7 +9,8 @@ obs        [N, K, S, S] uint8      K = frame_stack; newest frame last; frames be
                                    (other ids: the environment's own observation)
 rewards    [N] float32             raw game points of this decision
 terminated [N] bool                the episode ended by the game's rules (or by a lost life)
-truncated  [N] bool                the game was cut off at `max_episode_frames`
+truncated  [N] bool                the game was cut off at `max_episode_frames`; where a life was lost in that very
+                                   decision, `terminated` is set too (not by native, which tells the next game's lives)
 info       "final_obs"             {row: true last observation} of exactly the rows that ended
 info       "episodes"              list of `Episode`, one per *game* that ended in this step
 ========== ======================= ==========================================================
@@ -114,11 +115,12 @@ class GameEnvs(VectorWrapper):
         self.scores[game_over], self.lengths[game_over] = 0.0, 0
         final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(game_over)}
         if self.end_of_life:
-            lives = np.array(info["lives"])
-            lost = (lives < self.lives) & ~game_over
+            lives = np.array(info["lives"])  # where a game ended, those of the next one
+            final_lives = info.get("final_info", {}).get("lives", self.lives)
+            lost = np.where(game_over, final_lives, lives) < self.lives
             self.lives = lives
             terminated = terminated | lost
-            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost)}
+            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost & ~game_over)}
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -133,12 +135,20 @@ class GameEnvs(VectorWrapper):
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on with the games of `state_dict`; False where an emulator did not take its state back exactly."""
+        """Go on with the games of `state_dict`; False where one was not taken back exactly.
+
+        ValueError, in one line, for a state that is damaged.
+        """
+        counters = {name: _counter(name, state[name], getattr(self, name)) for name in ("scores", "lengths", "lives")}
+        snapshots = state["snapshots"]
+        if not isinstance(snapshots, list) or len(snapshots) != self.num_envs:
+            raise ValueError(f"snapshots must be a list of {self.num_envs}, got a {type(snapshots).__name__}")
         with self._asking():
-            self.env.set_attr("snapshot", state["snapshots"])
-            exact = all(self.env.get_attr("exact"))
-        self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"])
-        self.lives = np.array(state["lives"])
+            self.env.set_attr("snapshot", snapshots)
+            exact, refusals = all(self.env.get_attr("exact")), self.env.get_attr("refusal")
+        if any(refusals):
+            raise ValueError(next(filter(None, refusals)))
+        self.scores, self.lengths, self.lives = counters["scores"], counters["lengths"], counters["lives"]
         return exact
 
     @contextmanager
@@ -158,7 +168,8 @@ class GameEnvs(VectorWrapper):
             with suppress(WorkerError), self._asking():
                 vector.close(**kwargs)
             return
-        if not self.broken and vector._state == AsyncState.DEFAULT:
+        forced = self.broken or kwargs.get("terminate")  # by SIGTERM, which workers ignore
+        if not forced and vector._state == AsyncState.DEFAULT:
             with suppress(WorkerError), self._asking():
                 vector.close(**kwargs)
         self.watchdog.close()
@@ -185,3 +196,10 @@ def worker_error(error: Exception, watchdog: Watchdog | None, who: str = "an env
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
     return WorkerError(f"{who} failed: {what}", trace)
+
+
+def _counter(name: str, saved: Any, current: np.ndarray) -> np.ndarray:
+    """A copy of a saved counter of each row."""
+    if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (current.shape, current.dtype):
+        raise ValueError(f"{name} must be an array of {current.dtype} {list(current.shape)}, got {saved!r:.60}")
+    return saved.copy()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
+import multiprocessing.util  # before our function at exit is registered, so that it is called after it
 import os
 import signal
 import sys
@@ -11,18 +13,25 @@ import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 
+SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; they are the run's business
+
 
 def worker_context(preload: Sequence[str]) -> str:
-    """forkserver where there is one: it imports `preload` once, and its workers are copies of it."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    """forkserver where that is safe: it imports `preload` once, and its workers are copies of it.
+
+    Whatever this process starts by the fork server from now on ignores SIGINT and SIGTERM, so `terminate()`
+    does not end it; `kill()` does.
+    """
+    # macOS: system libraries that the server has loaded may not survive a fork.
+    if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     from multiprocessing import forkserver, resource_tracker
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        forkserver.ensure_running()  # its workers inherit the mask: Ctrl-C is the parent's business
+        forkserver.ensure_running()  # the server and its workers inherit the mask
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return "forkserver"
@@ -41,8 +50,9 @@ def without_main() -> Iterator[None]:
 
 
 def settle_in() -> None:
-    """In a new worker: Ctrl-C is the parent's business, and the worker ends when its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a new worker: signals to the whole group are the parent's business; it ends when its parent is gone."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -50,3 +60,11 @@ def _end_with_parent() -> None:
     """End this worker when the run's process is gone, even while its environment hangs."""
     wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """multiprocessing would ask them to end by SIGTERM, and wait for ever."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

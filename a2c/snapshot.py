@@ -1,7 +1,7 @@
-"""Saving and restoring one environment bit for bit: its emulator and every wrapper around it.
+"""Saving and restoring one environment bit for bit: the game and every wrapper around it.
 
 A snapshot is the list of an environment's layers, outermost first, each as the plain values
-among its attributes: numbers, texts, arrays, random generators, and the emulator's own state.
+among its attributes: numbers, texts, arrays, random generators. `AtariGame` says itself what its state is.
 No torch may enter this room.
 """
 
@@ -12,18 +12,16 @@ import traceback
 from collections import deque
 from typing import Any
 
-import ale_py
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from a2c.atari import AtariGame
 from a2c.config import Config
 
 Snapshot = list[dict[str, Any]]
-REPEATS = 100  # even at a sticky probability of 0.9 an action that is repeated so often has come through
-PLAIN = (bool, int, float, str, type(None), np.generic)
-STATEFUL = (ale_py.ALEInterface, np.random.Generator)  # have a snapshot of their own, as attributes
-CONSTANT = (ale_py.Action, gym.Space, EnvSpec, Config)
+PLAIN = (bool, int, float, str, type(None))
+CONSTANT = (gym.Space, EnvSpec, Config)
 
 
 class Resumable(gym.Wrapper):
@@ -32,7 +30,8 @@ class Resumable(gym.Wrapper):
     An exception becomes a RuntimeError whose text is the traceback: nothing else crosses a pipe.
     """
 
-    exact = True  # the snapshot that was set last holds everything, and the emulator took it
+    exact = True  # the snapshot that was set last holds everything, and the game took it
+    refusal = ""  # why it was refused, in one line: it is damaged
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         try:
@@ -42,9 +41,12 @@ class Resumable(gym.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            return self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception:
             raise RuntimeError(traceback.format_exc()) from None
+        if terminated or truncated:  # it may live in an array that the reset overwrites before anybody has read it
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, info
 
     @property
     def snapshot(self) -> Snapshot:
@@ -53,9 +55,12 @@ class Resumable(gym.Wrapper):
 
     @snapshot.setter
     def snapshot(self, snapshot: Snapshot) -> None:
-        layers = _layers(self.env)
-        self.exact = all([_restore(layer, values) for layer, values in zip(layers, snapshot, strict=True)])
-        self.exact &= not any(_is_opaque(v) for layer in layers for name, v in vars(layer).items() if name != "env")
+        layers, self.refusal = _layers(self.env), ""
+        try:
+            self.exact = all([_restore(layer, values) for layer, values in zip(layers, snapshot, strict=True)])
+        except Exception as error:  # wrong content can raise almost anything
+            self.exact, self.refusal = False, " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        self.exact &= not any(_is_opaque(value) for layer in layers for value in _attributes(layer).values())
 
 
 def _layers(env: gym.Env) -> list[gym.Env]:
@@ -65,27 +70,33 @@ def _layers(env: gym.Env) -> list[gym.Env]:
     return layers
 
 
+def _attributes(layer: gym.Env) -> dict[str, Any]:
+    """The attributes that may hold state; an Atari game's are its own business."""
+    return {} if isinstance(layer, AtariGame) else {k: v for k, v in vars(layer).items() if k != "env"}
+
+
 def _values(layer: gym.Env) -> dict[str, Any]:
+    if isinstance(layer, AtariGame):
+        return layer.get_state()
     values: dict[str, Any] = {}
-    for name, value in vars(layer).items():
-        if isinstance(value, ale_py.ALEInterface):
-            state = value.cloneState(include_rng=True).serialize()
-            values[name] = {"emulator": np.frombuffer(state, np.uint8).copy()}
-        elif isinstance(value, np.random.Generator):
+    for name, value in _attributes(layer).items():
+        if isinstance(value, np.random.Generator):
             values[name] = {"generator": value.bit_generator.state}
         elif isinstance(value, deque) and _is_plain(list(value)):
-            values[name] = {"deque": copy.deepcopy(list(value))}
+            values[name] = {"deque": _plain_copy(list(value))}
         elif isinstance(value, list | tuple | dict) and _is_plain(value):
-            values[name] = {"value": copy.deepcopy(value)}
+            values[name] = {"value": _plain_copy(value)}
         elif _is_plain(value):
-            values[name] = copy.deepcopy(value)
+            values[name] = _plain_copy(value)
     return values
 
 
 def _is_plain(value: Any) -> bool:
     """True for what a snapshot can hold: numbers, texts, arrays of numbers, and containers of these."""
     if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biuf"
+        return value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8
+    if isinstance(value, np.generic):
+        return isinstance(value, np.str_) or _is_plain(np.asarray(value))
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     if type(value) is dict:
@@ -93,37 +104,49 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, PLAIN)
 
 
+def _plain_copy(value: Any) -> Any:
+    """A deep copy of a plain value, with numpy's texts as texts: no checkpoint can hold the others."""
+    if isinstance(value, np.str_):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain_copy, value))
+    if isinstance(value, dict):
+        return {_plain_copy(key): _plain_copy(item) for key, item in value.items()}
+    return copy.deepcopy(value)
+
+
 def _is_opaque(value: Any) -> bool:
     """True for an object that may hold state which no snapshot sees, such as a physics engine's world."""
     if isinstance(value, list | tuple | deque):
-        return any(_is_opaque(item) or isinstance(item, STATEFUL) for item in value)
+        return any(_is_opaque(item) or isinstance(item, np.random.Generator) for item in value)
     if isinstance(value, dict):
         keys = all(isinstance(key, bool | int | float | str) for key in value)
         return not keys or _is_opaque(list(value.values()))
     if isinstance(value, np.ndarray):
         return value.dtype.kind not in "biufSU"  # texts, such as the map of a lake, do not change
-    return not (_is_plain(value) or callable(value) or isinstance(value, (*STATEFUL, *CONSTANT)))
+    return not (_is_plain(value) or callable(value) or isinstance(value, (np.random.Generator, *CONSTANT)))
 
 
 def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
-    """Give a layer its values back; False where its emulator did not take its own state."""
-    exact = True
+    """Give a layer its values back; False where it did not take them exactly."""
+    if isinstance(layer, AtariGame):
+        return layer.set_state(values)
     for name, value in values.items():
-        if not isinstance(value, dict):
-            setattr(layer, name, copy.deepcopy(value))
-            continue
-        (kind, content), current = next(iter(value.items())), getattr(layer, name, None)
+        current = getattr(layer, name, None)
+        if callable(current):
+            raise ValueError(f"{name} must be no method, got a value for it")
+        kind, content = next(iter(value.items())) if isinstance(value, dict) else ("value", value)
         if current is None and kind != "value":
             return False
-        if kind == "emulator":
-            for _ in range(REPEATS):  # a sticky emulator keeps its last action outside of its state
-                current.act(layer._action_set[values["last_action"]])
-            current.restoreState(ale_py.ALEState(content.tobytes()))
-            exact = current.cloneState(include_rng=True).serialize() == content.tobytes()
-        elif kind == "generator":
+        if kind == "generator":
             current.bit_generator.state = content
-        elif kind == "deque":
-            setattr(layer, name, deque(copy.deepcopy(content), maxlen=current.maxlen))
-        else:
-            setattr(layer, name, copy.deepcopy(content))
-    return exact
+            continue
+        new = deque(copy.deepcopy(content), maxlen=current.maxlen) if kind == "deque" else copy.deepcopy(content)
+        if isinstance(current, np.ndarray) and not _fits(new, current):
+            return False
+        setattr(layer, name, new)
+    return True
+
+
+def _fits(new: Any, current: np.ndarray) -> bool:
+    return isinstance(new, np.ndarray) and (new.dtype, new.shape) == (current.dtype, current.shape)

@@ -29,6 +29,7 @@ from a2c.record import BEST, LATEST, Record
 from a2c.rollout import Progress
 from a2c.signals import StopRequest, stop_on_signals
 from a2c.synchronous import Synchronous
+from a2c.trial import can_go_on
 
 DRIVERS = {"a2c": Synchronous, "a3c": A3C, "ga3c": GA3C}
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
@@ -85,7 +86,7 @@ class Trainer:
             except WorkerError:
                 if not self.stop or self.record is not None:
                     raise
-                return 128 + self.stop.number  # a signal to the whole process group, while the workers started
+                return 128 + self.stop.number  # it ended workers that had just been started
             finally:
                 self.close()
             self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
@@ -108,7 +109,10 @@ class Trainer:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
         with loading(self.run_dir / LATEST) if self.resumed else nullcontext():
-            self.games_go_on = self.driver.start(self.resumed and self.resumed["collector"])
+            games = self.resumed and self.resumed["collector"]
+            if games and self.config.algorithm == "a2c" and not can_go_on(self.config, games["envs"]):
+                games["envs"] = [None for _ in games["envs"]]
+            self.games_go_on = self.driver.start(games)
         self._remember()
 
     def close(self) -> None:
@@ -133,7 +137,7 @@ class Trainer:
             self.record.rewind(self.learner.env_steps)
             self.meter.begin_row(self.learner.env_steps)
             self.row = {}
-            if self.stop:  # a signal to the whole process group ends the workers too
+            if self.stop:  # who stops the run may have killed its workers too
                 return self._finish(state)
             if self.restarts > self.config.max_worker_restarts:
                 with suppress(OSError):

@@ -3,9 +3,11 @@
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
+from multiprocessing import forkserver
 
 import numpy as np
 import psutil
@@ -18,6 +20,7 @@ from a2c.atari import find_spec, make_env
 from a2c.config import Config
 from a2c.envs import make_envs
 from a2c.games import GameEnvs
+from a2c.processes import worker_context
 
 SCRIPT = """
 import torch, psutil, sys
@@ -128,3 +131,33 @@ def test_workers_die_with_close():
     envs.close()
     assert not any(worker.is_alive() for worker in workers)
     assert not any(psutil.pid_exists(worker.pid) for worker in workers)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_outlive_a_signal_to_the_whole_group(method, monkeypatch):
+    if method == "spawn":
+        monkeypatch.setattr("a2c.envs.worker_context", lambda preload: "spawn")
+    with contextlib.closing(make_envs(Config(env="CartPole-v1", num_envs=2))) as envs:
+        envs.reset()
+        workers = list(envs.env.processes)
+        server = [forkserver._forkserver._forkserver_pid] if method == "forkserver" else []
+        for pid in [*server, *(worker.pid for worker in workers)]:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        for _ in range(20):
+            envs.step(np.array([0, 1]))
+        assert all(worker.is_alive() for worker in workers)
+        envs.close(terminate=True)  # by force, although they ignore the signal that gymnasium would send
+        assert not any(psutil.pid_exists(worker.pid) for worker in workers)
+
+
+def test_a_program_that_does_not_close_its_environments_ends():
+    code = "from a2c.envs import make_envs; from a2c.config import Config; "
+    code += "envs = make_envs(Config(env='CartPole-v1', num_envs=2)); envs.reset(); print('made')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == "made\n"
+
+
+def test_macos_spawns_its_workers(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert worker_context([]) == "spawn"

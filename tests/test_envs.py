@@ -8,9 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-from toys import counting_envs
+from toys import TinyNet, counting_envs
 
 from a2c.atari import find_spec, make_env
+from a2c.collector import Collector
+from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs, make_groups, row_seeds
 
@@ -152,10 +154,10 @@ def test_every_pixel_reward_and_flag_equals_the_unvectorised_wrappers(backend, e
 
 @pytest.mark.parametrize("env_id", ["MsPacmanNoFrameskip-v4", "ALE/Freeway-v5"])
 def test_a_game_without_fire_equals_gymnasiums_wrappers(env_id):
-    """Pixels, rewards and ends over several games, no-ops and sticky actions included."""
-    config = Config(env=env_id, max_episode_frames=4 * 300)
+    """Pixels, rewards and ends over several games, no-ops included; sticky actions are drawn by another generator."""
+    config = Config(env=env_id, max_episode_frames=4 * 300, sticky_actions=0.0)
     ours = make_env(config, find_spec(env_id), 5)
-    stock = gym.make(env_id, frameskip=1, obs_type="grayscale")
+    stock = gym.make(env_id, frameskip=1, obs_type="grayscale", repeat_action_probability=0.0)
     stock = FrameStackObservation(AtariPreprocessing(stock, noop_max=30), 4, padding_type="zero")
     actions = np.random.default_rng(1).integers(ours.action_space.n, size=1500)
     obs, expected = ours.reset(seed=5)[0], stock.reset(seed=5)[0]
@@ -236,6 +238,32 @@ def test_a_lost_life_ends_an_episode_but_not_the_game(backend):
     assert lost >= 4 * len(finished)  # Breakout has five lives, the last of which ends the game
 
 
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_a_life_that_is_lost_in_the_decision_that_is_cut_off_ends_the_episode_for_the_learner(backend):
+    actions = random_actions(120, 1, 4, seed=2)
+    with playing(BREAKOUT, backend="sync", end_of_life=True, num_envs=1) as envs:
+        lost = next(t for t, step in enumerate(play(envs, actions)[1:], start=1) if step[2][0])
+    for cut, terminates in ((lost, True), (lost + 1, False)):
+        settings = {"backend": backend, "end_of_life": True, "num_envs": 1, "max_episode_frames": 4 * cut}
+        with playing(BREAKOUT, **settings) as envs:
+            _, _, terminated, truncated, info = play(envs, actions[:cut])[-1]
+            assert (terminated[0], truncated[0]) == (terminates, True)
+            assert not np.array_equal(info["final_obs"][0], np.array(envs.reset()[0])[0])
+            assert envs.lives.tolist() == [5]
+
+
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_the_final_observation_of_an_environment_with_one_array_is_not_that_of_the_reset(backend):
+    gym.register("Reusing-v0", entry_point="toys:ReusingEnv")
+    config = Config(env="Reusing-v0", backend=backend, num_envs=2, threads=1, precision="float32")
+    compute = Compute(config)
+    with contextlib.closing(make_envs(config)) as envs, contextlib.closing(compute):
+        rollout = Collector([envs], TinyNet(), 4, compute).collect()
+    assert rollout.final_index.tolist() == [[2, 0], [2, 1]]
+    assert rollout.final_obs.tolist() == [[7, 0, 3], [7, 0, 3]]  # index, episode, step
+    assert rollout.next_obs.tolist() == [[7, 1, 1], [7, 1, 1]]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sticky_actions_follow_the_id_unless_they_are_set(backend):
     # With nothing else random, two games with the same decisions part only where actions stick.
@@ -250,8 +278,9 @@ def test_sticky_actions_follow_the_id_unless_they_are_set(backend):
 def test_a_decision_is_four_frames_and_v5_repeats_actions_with_probability_a_quarter():
     with playing("ALE/Pong-v5", backend="sync", num_envs=1) as envs:
         envs.reset()
-        ale = envs.env.envs[0].unwrapped.ale
-        assert ale.getFloat("repeat_action_probability") == 0.25
+        game = envs.env.envs[0].unwrapped
+        ale = game.ale
+        assert game.sticky == 0.25 and ale.getFloat("repeat_action_probability") == 0.0
         before = ale.getEpisodeFrameNumber()
         envs.step(np.array([0]))
         assert ale.getEpisodeFrameNumber() == before + 4

@@ -2,15 +2,18 @@
 
 import copy
 import csv
+import os
+import signal
+from dataclasses import replace
 
 import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
+from test_trainer import started, wait_for
 from toys import same
 
-from a2c import snapshot
-from a2c.atari import find_spec, make_env
+from a2c.atari import AtariGame, find_spec, make_env
 from a2c.checkpoint import load_checkpoint, to_arrays, to_tensors
 from a2c.config import Config
 from a2c.flags import parse_config
@@ -76,6 +79,22 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(flags, tmp_path):
         assert lived(tmp_path / "straight", name) == lived(tmp_path / "resumed", name)
 
 
+def test_a_run_that_a_signal_to_its_group_has_stopped_equals_a_straight_one(tmp_path):
+    stopped = started(tmp_path / "stopped", "--backend", "async", "--threads", "2")
+    wait_for(lambda: stopped.stdout.readline().count(" steps/s "))
+    os.killpg(stopped.pid, signal.SIGTERM)
+    stopped.communicate(timeout=60)
+    assert stopped.returncode == 143
+    at = load_checkpoint(tmp_path / "stopped" / "latest.pt")["env_steps"]
+    resume = ["--resume", str(tmp_path / "stopped"), "--stop-after", str(at + 400), "--no-progress"]
+    assert Trainer(parse_config(resume)).run() == 0
+    config = parse_config(resume)
+    assert Trainer(replace(config, run_dir=tmp_path / "straight", resume=None)).run() == 0
+    resumed, straight = (load_checkpoint(tmp_path / name / "latest.pt") for name in ("stopped", "straight"))
+    for part in ("network", "optimizer", "collector", "scores", "updates"):
+        assert same(straight[part], resumed[part]), part
+
+
 def test_a_native_run_resumes_with_new_games_and_says_so(tmp_path, capsys):
     flags = ["--preset", "pong-fast", "--num-envs", "4"]
     state = run(tmp_path / "run", flags, [80, 160])
@@ -112,8 +131,8 @@ def test_a_snapshot_restores_into_another_environment(env):
 def test_games_that_do_not_come_back_exactly_start_anew_and_the_run_says_so(tmp_path, monkeypatch, capsys):
     flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "2"]
     run(tmp_path / "run", flags, [40])
-    restore = snapshot._restore
-    monkeypatch.setattr(snapshot, "_restore", lambda layer, values: restore(layer, values) and "ale" not in values)
+    set_state = AtariGame.set_state
+    monkeypatch.setattr(AtariGame, "set_state", lambda self, state: set_state(self, state) and False)
     assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run() == 0
     assert "resumed at 40 env_steps; every environment starts a new game" in capsys.readouterr().out
 

@@ -180,7 +180,9 @@ def started(run_dir, *flags):
     """A run of train.py in a process of its own, with plain lines instead of the display."""
     args = [sys.executable, str(TRAIN_PY), "--preset", "pong-fast", "--num-envs", "4", "--log-every", "0.2"]
     args += ["--run-dir", str(run_dir), *flags]
-    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent)
+    return subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent, start_new_session=True
+    )
 
 
 def wait_for(condition, seconds=90):
@@ -195,18 +197,21 @@ def gone(processes):
     return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize(("backend", "number"), [("async", signal.SIGINT), ("native", signal.SIGTERM)])
+SIGNALS = [("async", signal.SIGINT), ("async", signal.SIGTERM), ("native", signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("backend", "number"), SIGNALS)
 def test_a_signal_ends_a_run_in_order(backend, number, tmp_path):
     run = started(tmp_path / "run", "--backend", backend)
     wait_for(lambda: run.stdout.readline().count(" steps/s "))
     children = psutil.Process(run.pid).children(recursive=True)
     assert len(children) >= (4 if backend == "async" else 0)
-    for process in [run, *children] if number == signal.SIGINT else [run]:  # Ctrl-C reaches the whole group
+    for process in [*children, run]:  # Ctrl-C, systemd and SLURM reach the whole group
         os.kill(process.pid, number)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 128 + number
     assert "Traceback" not in err and "Error" not in err
-    assert f"stopped by {signal.Signals(number).name}" in out
+    assert f"stopped by {signal.Signals(number).name}" in out and "started again" not in out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] == int(rows(tmp_path / "run" / "metrics.csv")[-1]["env_steps"]) > 0
     assert gone(children)

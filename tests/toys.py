@@ -46,6 +46,18 @@ class CountingEnv(gym.Env):
         return np.array([self.index, self.episode, self.step_count], self.observation_space.dtype)
 
 
+class ReusingEnv(CountingEnv):
+    """Cut off after three decisions; hands out one array, which every step and reset overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__(7, 3, "truncated", np.float32)
+        self.array = np.zeros(3, np.float32)
+
+    def _obs(self) -> np.ndarray:
+        self.array[:] = super()._obs()
+        return self.array
+
+
 class ConstantEnv(gym.Env):
     """One state, reward 1 for every decision, cut off (never terminated) after `length` decisions."""
 

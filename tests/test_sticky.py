@@ -1,0 +1,108 @@
+"""Sticky actions: by ale-py's own rule, and part of what a snapshot holds."""
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py import roms
+
+from a2c.atari import find_spec, make_env
+from a2c.config import Config
+from a2c.snapshot import Resumable
+
+BREAKOUT = "ALE/Breakout-v5"
+
+
+def game(sticky, seed=0):
+    env = Resumable(make_env(Config(env=BREAKOUT, sticky_actions=sticky, noop_max=5), find_spec(BREAKOUT), seed))
+    env.reset(seed=seed)
+    return env
+
+
+def play(env, actions):
+    """What came back from each decision, and the emulator's state after the last."""
+    trace = []
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(int(action))
+        trace.append((obs.tobytes(), reward, terminated, truncated))
+        if terminated or truncated:
+            trace.append(env.reset()[0].tobytes())
+    return trace, env.unwrapped.ale.cloneState(include_rng=True).serialize()
+
+
+@pytest.mark.parametrize(
+    ("sticky", "restores", "decisions"),
+    [
+        (0.9, 100, 8),
+        pytest.param(0.9, 300, 50, marks=pytest.mark.slow),
+        pytest.param(0.5, 300, 50, marks=pytest.mark.slow),
+    ],
+)
+def test_a_restored_game_with_sticky_actions_goes_on_exactly(sticky, restores, decisions):
+    straight, restored = game(sticky), game(sticky, seed=1)
+    random = np.random.default_rng(2)
+    parted = 0
+    for _ in range(restores):
+        snapshot, actions = straight.snapshot, random.integers(4, size=decisions)
+        restored.snapshot = snapshot
+        assert restored.exact
+        parted += play(straight, actions) != play(restored, actions)
+    assert parted == 0
+
+
+@pytest.mark.parametrize("sticky", [0.25, 0.9])
+def test_a_frame_repeats_the_accepted_action_with_the_probability_that_is_set(sticky):
+    env, frames, repeated = game(sticky).unwrapped, 3000, 0
+    for _ in range(frames):
+        wanted = (env.accepted + 1) % 4
+        if env.ale.game_over():
+            env.ale.reset_game()
+        env._emulate(wanted)
+        repeated += env.accepted != wanted
+    assert abs(repeated / frames - sticky) < 4 * (sticky * (1 - sticky) / frames) ** 0.5
+
+
+def frames_until_the_paddle_moves(act, ale):
+    start = ale.getRAM()[72]
+    for frame in range(200):
+        act()
+        if ale.getRAM()[72] != start:
+            return frame
+    return 200
+
+
+def test_the_delay_of_an_action_is_distributed_as_with_the_emulator_s_own_stickiness():
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", 5)
+    ale.setFloat("repeat_action_probability", 0.9)
+    ale.loadROM(roms.get_rom_path("breakout"))
+    env = game(0.9).unwrapped
+    theirs, ours = [], []
+    for _ in range(250):
+        ale.reset_game()
+        env.ale.reset_game()
+        env.accepted = 0
+        theirs.append(frames_until_the_paddle_moves(lambda: ale.act(ale_py.Action.RIGHT), ale))
+        ours.append(frames_until_the_paddle_moves(lambda: env._emulate(2), env.ale))
+    error = (np.var(theirs) / len(theirs) + np.var(ours) / len(ours)) ** 0.5  # of the difference of the means
+    assert 8 < np.mean(theirs) < 14 and abs(np.mean(theirs) - np.mean(ours)) < 3.5 * error
+    assert abs(np.log(np.std(theirs) / np.std(ours))) < 0.4
+
+
+@pytest.mark.parametrize("sticky", [0.0, 1.0])
+def test_a_game_begins_with_the_no_op_and_the_fire_button_sticks_too(sticky):
+    env = game(sticky).unwrapped
+    assert env.accepted == (0 if sticky else env.fire)
+    for _ in range(3):
+        env.step(3)
+    assert env.accepted == (0 if sticky else 3)
+    env.reset()
+    assert env.accepted == (0 if sticky else env.fire)
+
+
+def test_without_stickiness_no_number_is_drawn():
+    env = game(0.0)
+    before = env.unwrapped.np_random.bit_generator.state
+    for _ in range(5):
+        env.step(2)
+    assert env.unwrapped.np_random.bit_generator.state == before
+    assert env.unwrapped.get_action_meanings() == ["NOOP", "FIRE", "RIGHT", "LEFT"]

@@ -1,0 +1,141 @@
+"""Saved games that are damaged: refused in one line, in a process that may die of them, before anything starts."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from a2c import cli, trial
+from a2c.atari import STATE_LIMIT, find_spec, make_env, pack, unpack
+from a2c.checkpoint import load_checkpoint, save_checkpoint, to_arrays, to_tensors
+from a2c.config import Config
+from a2c.flags import parse_config
+from a2c.snapshot import Resumable
+from a2c.trainer import Trainer
+from a2c.trial import can_go_on
+
+BREAKOUT = "BreakoutNoFrameskip-v4"
+FLAGS = ["--env", BREAKOUT, "--backend", "sync", "--num-envs", "2", "--network", "small", "--frame-size", "42"]
+FUZZ = Path(__file__).with_name("atari_fuzz.py")
+
+
+def game(seed=0, **changes):
+    env = Resumable(make_env(Config(env=BREAKOUT, **changes), find_spec(BREAKOUT), seed))
+    env.reset(seed=seed)
+    return env
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of Breakout that has played 40 decisions, in games of 50."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    flags = [*FLAGS, "--max-episode-frames", "200", "--stop-after", "40", "--no-progress", "--run-dir", str(run_dir)]
+    assert Trainer(parse_config(flags)).run() == 0
+    return run_dir
+
+
+WRONG = (None, -1, 2**40, 1.5, "text", [], {}, np.ones(3), pack(bytes(100)), True)
+
+
+def test_a_wrong_entry_is_refused_and_never_set():
+    env, good = game(), game(1).snapshot
+    for name in good[0]:
+        for wrong in WRONG:
+            if name == "emulator" and wrong is WRONG[-2]:
+                continue  # whole but wrong bytes are for a process that may die
+            env.snapshot = [{**good[0], name: wrong}]
+            assert env.refusal and "\n" not in env.refusal and not env.exact, (name, wrong)
+            assert env.unwrapped.frames.shape == (4, 84, 84) and env.unwrapped.pooled.shape == (210, 160)
+        env.reset()
+        env.step(0)
+
+
+def test_a_damaged_byte_of_an_emulator_is_noticed_by_its_checksum():
+    packed = pack(game().unwrapped.ale.cloneState(include_rng=True).serialize())
+    assert len(unpack(packed, STATE_LIMIT)) > 10_000
+    for at in range(0, len(packed["zlib"]), 97):
+        damaged = packed["zlib"].copy()
+        damaged[at] ^= 0x10
+        try:
+            content = unpack({**packed, "zlib": damaged}, STATE_LIMIT)
+        except ValueError:
+            continue
+        assert content == unpack(packed, STATE_LIMIT)  # a byte that means nothing
+
+
+def test_what_is_packed_small_and_unpacks_to_gigabytes_is_refused():
+    content = bytes(STATE_LIMIT + 1)
+    with pytest.raises(ValueError, match="checksum"):
+        unpack({"zlib": np.frombuffer(zlib.compress(content), np.uint8), "crc32": zlib.crc32(content)}, STATE_LIMIT)
+
+
+class Deadly:
+    """Ends or stops the process that reads it."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def test_good_games_can_go_on():
+    games = [{"snapshots": [game(seed).snapshot for seed in range(3)]}, None]
+    assert can_go_on(Config(env=BREAKOUT), to_arrays(to_tensors(games)))
+    assert can_go_on(Config(env="CartPole-v1"), games)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [(Deadly(os.abort), r"died \(-6\)"), (Deadly(time.sleep, 1e6), "hung"), ([], "ValueError")]
+)
+def test_games_that_end_or_stop_their_process_are_refused(what, said, monkeypatch):
+    monkeypatch.setattr(trial, "START_TIMEOUT", 3.0)
+    if what == []:
+        monkeypatch.undo()
+    with pytest.raises(ValueError, match=said):
+        can_go_on(Config(env=BREAKOUT, env_timeout=1.0 if what else 60.0), [{"snapshots": [what]}])
+
+
+def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, capsys):
+    state = load_checkpoint(run_dir / "latest.pt")
+    content = (run_dir / "latest.pt").read_bytes()
+    state["collector"]["envs"][0]["snapshots"][1][0]["frames"] = pack(bytes(7))
+    del state["format"]
+    save_checkpoint(run_dir / "latest.pt", state)
+    files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    assert cli.train(["--resume", str(run_dir), "--stop-after", "80"]) == 2
+    assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
+    out, err = capsys.readouterr()
+    assert err.startswith("error: checkpoint ") and "game 1: ValueError: a picture must have" in err
+    assert err.count("\n") == 1 and "resumed" not in out
+    (run_dir / "latest.pt").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("command", "cases"),
+    [
+        ("train", 8),
+        pytest.param("train", 150, marks=pytest.mark.slow),
+        ("evaluate", 6),
+        ("record", 4),
+        pytest.param("evaluate", 60, marks=pytest.mark.slow),
+        pytest.param("record", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_a_damaged_atari_checkpoint_ends_in_order_or_in_one_line(command, cases, run_dir):
+    done = subprocess.run(
+        [sys.executable, str(FUZZ), command, str(run_dir), "0", str(cases)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, (done.returncode, done.stdout[-500:], done.stderr[-2000:])
+    for line in done.stdout.splitlines():
+        case = json.loads(line)
+        assert case["code"] in (0, 1, 2) and case["kept"], case
+        one_line = case["err"].startswith("error: ") and case["err"].count("\n") == 1
+        assert one_line if case["code"] else not case["err"], case
+    assert len(done.stdout.splitlines()) == cases
