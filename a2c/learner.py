@@ -48,7 +48,7 @@ class Learner:
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
         self.env_steps = self.updates = 0
-        self.observes = True  # False where another process feeds the shared normaliser
+        self.statistics = self.net.normalizer  # what `observe` feeds: a worker of A3C has its own
         self.newest: Update | None = None
         self.lag = 0.0  # updates between acting and learning, mean over the newest rollout
         self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process
@@ -76,8 +76,8 @@ class Learner:
 
     def observe(self, obs: torch.Tensor) -> None:
         """Feed the newest frames of `obs [T, N, K, H, W]` to the normaliser, if there is one."""
-        if self.net.normalizer is not None and self.observes:
-            self.net.normalizer.update(obs[:, :, -1].flatten(0, 1))
+        if self.statistics is not None:
+            self.statistics.update(obs[:, :, -1].flatten(0, 1))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the newest update, of an earlier session's where this one has none yet; empty before the first."""
