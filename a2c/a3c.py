@@ -6,6 +6,7 @@ those of Hogwild! (Recht et al., 2011). Returns, loss and step are the synchrono
 
 from __future__ import annotations
 
+import copy
 import time
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from a2c.config import Config
 from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
+from a2c.normalizers import slots_like
 from a2c.rollout import Progress
 from a2c.workers import READY, Part, Workers, parts_of, share
 
@@ -33,10 +35,16 @@ class Account(NamedTuple):
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
+    statistics: list[nn.Module]  # [W] normalisers, each fed by one worker; empty where the network has none
 
     def over(self) -> bool:
         """True once the workers together have played enough."""
         return int(self.env_steps.sum()) >= int(self.limit)
+
+    def merge_into(self, net: nn.Module) -> None:
+        """Give `net` the pixel statistics of all workers together."""
+        if self.statistics:
+            net.normalizer.merge(self.statistics)
 
 
 class Report(NamedTuple):
@@ -62,13 +70,16 @@ class A3C:
         parts = parts_of(config, learner.env_steps)
         counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
-        self.account = Account(counts[0].clone(), counts[1].clone(), torch.tensor(-1))
+        statistics = slots_like(learner.net.normalizer, len(parts))
+        self.account = account = Account(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
-        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *self.account])
-        arguments = [(part, self.spaces, learner.net, learner.optimizer, self.account, state is None) for part in parts]
+        seen = [buffer for slot in statistics for buffer in slot.buffers()]
+        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *account[:3], *seen])
+        arguments = [(part, self.spaces, learner.net, learner.optimizer, account, state is None) for part in parts]
         self.workers = Workers(play_and_learn, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
-        self.account.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
+        account.merge_into(learner.net)
+        account.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
         return False
 
     def advance(self) -> Progress:
@@ -83,6 +94,7 @@ class A3C:
             self.learner.updates += report.updates
             self.learner.reported = report.metrics or self.learner.reported
         self.learner.env_steps += env_steps
+        self.account.merge_into(self.learner.net)
         return Progress(env_steps, episodes, seconds)
 
     def settle(self) -> Progress:
@@ -123,9 +135,11 @@ def play_and_learn(
     """
     number, config = part.number, part.config
     compute = Compute(config)
+    net.normalizer = copy.deepcopy(net.normalizer)  # parameters are shared; statistics are merged by each for itself
     learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, shared=(net, optimizer))
     collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
-    learner.observes = number == 0  # two that update the statistics at once could make a variance negative
+    if account.statistics:  # two that fed the same ones at once could make a variance negative
+        learner.statistics = account.statistics[number]
     if new_run:
         learner.observe(collector.buffers.next_obs[None])
 
@@ -139,6 +153,7 @@ def play_and_learn(
         time.sleep(0.001)
     told = time.perf_counter() - METRICS_EVERY
     while not account.over():
+        account.merge_into(net)
         refresh(learner.twin, net)  # the parameters as all workers together have left them
         version = int(account.updates.sum())
         rollout = collector.collect()

@@ -35,7 +35,8 @@ class Compute:
         cuda = config.cuda and config.algorithm != "a3c" and torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
         self.precision = resolve_precision(config.precision, self.device)
-        cores = config.threads or available_cores()
+        # Workers of a3c have a thread each, and its trainer computes nothing but the first parameters.
+        cores = 1 if config.algorithm == "a3c" else config.threads or available_cores()
         # On a GPU two groups are enough: one acts while the other's environments step.
         self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))

@@ -32,7 +32,7 @@ class Config:
     algorithm: Algorithm = "a2c"
     """a2c: all play, then all learn; a3c: workers that share one network; ga3c: players, a predictor, a trainer."""
     workers: int = 0
-    """Processes of a3c and ga3c, each with its share of num_envs (count; 0 = one per core, for ga3c two; not a2c)."""
+    """Processes of a3c (at most batches_per_rollout) and ga3c that play (count; 0 = one per core, for ga3c two)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
@@ -118,7 +118,7 @@ class Config:
     threads: int = 0
     """Compute threads, each with its share of the work (count; 0 = the cores; a worker of a3c has one)."""
     env_timeout: float = 60.0
-    """Longest wait for a step of an environment's process or for a worker's rollout, then it is replaced (seconds)."""
+    """Longest wait for a step of an environment's process; a3c, ga3c: for a worker's whole rollout (seconds)."""
     max_worker_restarts: int = 3
     """Times in a row, without progress, that failed environments are started again (count)."""
     run_dir: Path | None = None

@@ -70,42 +70,42 @@ class GA3C:
     def advance(self) -> Progress:
         """Take rollouts off the players and learn as soon as a batch is together."""
         self.predictor.check()
-        before, episodes = self.learner.env_steps, []
+        before = self.learner.env_steps
         seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
         for number, played in self.workers.receive():
             self.waiting.append(number)
             arrays = {name: torch.from_numpy(array) for name, array in played.rollout.items()}
-            self.queue.append(Rollout(**arrays).to(self.compute.device))
-            episodes += played.episodes
+            self.queue.append(Rollout(**arrays, episodes=played.episodes).to(self.compute.device))
             for stage, value in played.seconds.items():
                 seconds[stage] += value / len(self.workers.processes)
         began = time.perf_counter()
-        self._learn()
+        episodes = self._learn()
         seconds["learn"] += time.perf_counter() - began
         return Progress(self.learner.env_steps - before, episodes, seconds)
 
-    def _learn(self) -> None:
-        """One step per full batch in the queue; the rest waits for more."""
+    def _learn(self) -> list[Episode]:
+        """One step per full batch in the queue; the rest waits for more. Returns the games that ended in these batches.
+
+        They are counted together with their decisions, so that going back to a snapshot drops both or neither.
+        """
         have = sum(len(rollout.versions) for rollout in self.queue)
         if have < self.columns:
-            return
-        waiting = Rollout.join(self.queue)
+            return []
+        waiting, episodes = Rollout.join(self.queue), []
         full = have // self.columns * self.columns
         for low in range(0, full, self.columns):
-            self.learner.learn(waiting.columns(low, low + self.columns), batches=1)
+            batch = waiting.columns(low, low + self.columns)
+            self.learner.learn(batch, batches=1)
             self.predictor.refresh()
+            episodes += batch.episodes
         self.queue = [waiting.columns(full, have)] if full < have else []
         self.workers.let_go_on(self.waiting)
         self.waiting = []
+        return episodes
 
     def settle(self) -> Progress:
-        """Learn what waits in the queue, for its games have been counted."""
-        waiting, self.queue = self.queue, []
-        if not waiting:
-            return Progress(0, [], {})
-        rest = Rollout.join(waiting)
-        self.learner.learn(rest, batches=1)
-        return Progress(len(rest), [], {})
+        """Nothing: less than a batch waits in the queue, neither learned nor counted; it goes with its players."""
+        return Progress(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the games live and end with their players."""

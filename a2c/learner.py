@@ -52,7 +52,7 @@ class Learner:
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
         self.env_steps = self.updates = 0
-        self.observes = True  # False where another process feeds the shared normaliser
+        self.statistics = self.net.normalizer  # what `observe` feeds: a worker of A3C has its own
         self.newest: Update | None = None
         self.lag = 0.0  # updates between acting and learning, mean over the newest rollout
         self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process
@@ -81,8 +81,8 @@ class Learner:
 
     def observe(self, obs: torch.Tensor) -> None:
         """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: of a stack of frames the newest."""
-        norm = self.net.normalizer
-        if norm is not None and self.observes:
+        norm = self.statistics
+        if norm is not None:
             norm.update((obs[:, :, -1] if norm.stacked else obs).flatten(0, 1))
 
     def metrics(self) -> dict[str, float]:

@@ -57,6 +57,7 @@ class Scores:
         self.games = 0
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.best_mean = -math.inf  # highest mean over a full window
+        self.reached = -math.inf  # highest mean that met a target
 
     def add(self, scores: Iterable[float]) -> None:
         """Count finished games in order."""
@@ -81,13 +82,25 @@ class Scores:
         """True once the mean is over 100 games."""
         return len(self.last) == WINDOW
 
+    def meets(self, target: float) -> bool:
+        """True once the mean of 100 games was at `target` when asked; games that end later do not undo it."""
+        if self.full and self.mean >= target:
+            self.reached = max(self.reached, self.mean)
+        return self.reached >= target
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        return {"games": self.games, "last": list(self.last), "best_mean": self.best_mean}
+        return {
+            "games": self.games,
+            "last": list(self.last),
+            "best_mean": self.best_mean,
+            "reached": self.reached,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.games, self.best_mean = int(state["games"]), float(state["best_mean"])
+        self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
 
 

@@ -1,11 +1,15 @@
 """Pixels as a network wants them: centred and scaled by running statistics.
 
-Statistics are part of the policy: buffers in its state_dict, changed by `update` alone. The
-synchronous learner calls it between rollouts, so acting and learning see the same numbers; one worker of A3C
-does it for all, whenever it is ready.
+Statistics are part of the policy: buffers in its state_dict, changed by `update` and `merge` alone. The
+learner does that between rollouts, so acting and learning see the same numbers. Each worker of A3C feeds
+statistics of its own, and acts and learns with those of all merged.
 """
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +57,20 @@ class PixelNorm(nn.Module):
         self.mean += delta * share
         self.count.copy_(total)
 
+    @torch.no_grad()
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Become the statistics of all frames that `parts` have seen; the first's, bit for bit, if only it has any."""
+        counts = [int(part.count) for part in parts]  # first of all: one that is being updated writes it last
+        self.load_state_dict(parts[0].state_dict())
+        seen = counts[0]
+        for part, count in zip(parts[1:], counts[1:], strict=True):
+            seen += count
+            share = count / max(seen, 1)
+            delta = part.mean - self.mean
+            self.var += (part.var - self.var) * share + delta.square() * share * (1.0 - share)
+            self.mean += delta * share
+        self.count.fill_(seen)
+
 
 class FrameNorm(nn.Module):
     """Centre and scale whole frames by running averages of a frame's mean and standard deviation.
@@ -96,3 +114,26 @@ class FrameNorm(nn.Module):
         for average, values in ((self.mean, pixels.mean(1)), (self.std, pixels.std(1, correction=0))):
             average.mul_(self.ALPHA ** len(frames)).add_(weights @ values.double())
         self.count += len(frames)
+
+    @torch.no_grad()
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Become the mean of the averages of `parts`, each weighted by what it has seen: 1 - alpha^k after k frames.
+
+        The first's, bit for bit, if only it has seen any.
+        """
+        counts = [int(part.count) for part in parts]
+        weights = [1.0 - self.ALPHA**count for count in counts]
+        # m[k] is an average times its weight already, and has to become one times the weight of all frames together.
+        scale = (1.0 - self.ALPHA ** sum(counts)) / (sum(weights) or 1.0)
+        for name in ("mean", "std"):
+            getattr(self, name).copy_(sum(getattr(part, name) for part in parts) * scale)
+        self.count.fill_(sum(counts))
+
+
+def slots_like(normalizer: nn.Module | None, number: int) -> list[nn.Module]:
+    """So many copies, to be fed apart and merged: the first has seen what `normalizer` has, the others nothing."""
+    slots: list[nn.Module] = [] if normalizer is None else [copy.deepcopy(normalizer) for _ in range(number)]
+    for slot in slots[1:]:
+        for buffer in slot.buffers():
+            buffer.zero_()
+    return slots

@@ -119,7 +119,7 @@ class Rollout:
         return [self.columns(low, high) for low, high in pairwise(edges)]
 
     def columns(self, low: int, high: int) -> Rollout:
-        """The environments `low <= n < high` of this rollout, as views."""
+        """The environments `low <= n < high` of this rollout, as views, with their finished games."""
         mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
         index = self.final_index[mine] - torch.tensor([0, low], device=self.final_index.device)
         views = {name: getattr(self, name)[:, low:high] for name in WINDOWS}
@@ -132,19 +132,22 @@ class Rollout:
             final_index=index,
             final_obs=self.final_obs[mine],
             final_memory=self.final_memory[mine],
+            episodes=[game._replace(env=game.env - low) for game in self.episodes if low <= game.env < high],
         )
 
     @staticmethod
     def join(rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the same length side by side, as one; what `split` took apart."""
-        edges = accumulate((len(r.versions) for r in rollouts), initial=0)
+        edges = list(accumulate((len(r.versions) for r in rollouts), initial=0))[:-1]
         index = [
             r.final_index + torch.tensor([0, low], device=r.final_index.device)
-            for r, low in zip(rollouts, edges, strict=False)
+            for r, low in zip(rollouts, edges, strict=True)
         ]
         names = [f.name for f in fields(Rollout) if f.name not in ("final_index", "episodes")]
         joined = {name: torch.cat([getattr(r, name) for r in rollouts], dim=int(name in WINDOWS)) for name in names}
-        episodes = [game for r in rollouts for game in r.episodes]
+        episodes = [
+            game._replace(env=game.env + low) for r, low in zip(rollouts, edges, strict=True) for game in r.episodes
+        ]
         return Rollout(**joined, final_index=torch.cat(index), episodes=episodes)
 
     def to(self, device: torch.device) -> Rollout:

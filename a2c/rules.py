@@ -76,6 +76,12 @@ def check(config: Any) -> None:
         _check_sliding(config)
     if config.algorithm != "a2c" and config.deterministic:
         raise ValueError(f"deterministic must be off for algorithm {config.algorithm}, whose order is chance, got True")
+    most = min(config.batches_per_rollout, config.num_envs)
+    if config.algorithm == "a3c" and config.workers > most:
+        raise ValueError(
+            f"workers must be at most batches_per_rollout ({most}) for algorithm a3c, where each learns whole batches, "
+            f"got {config.workers}: raise batches_per_rollout or num_envs"
+        )
     if config.crop and config.backend == "native":
         raise ValueError("crop must be off for backend native, which always scales the whole screen, got True")
 

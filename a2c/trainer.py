@@ -11,6 +11,7 @@ import copy
 import math
 import time
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 from a2c.a3c import A3C
@@ -18,7 +19,7 @@ from a2c.checkpoint import check_belongs, load_checkpoint, load_network, loading
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.directory import make_lock, run_directory, take
-from a2c.display import score
+from a2c.display import Display, score
 from a2c.envs import probe_spaces
 from a2c.ga3c import GA3C
 from a2c.games import WorkerError
@@ -72,6 +73,10 @@ class Trainer:
         with stop_on_signals(self.stop):
             try:
                 self.claim()
+                if self.resumed and not self.stop and (outcome := self._outcome()):
+                    said = f"finished already at {self.learner.env_steps:,} env_steps: {outcome}; nothing is changed"
+                    Display(replace(self.config, progress=False)).say(said)
+                    return 0
                 self.start()
                 self._open_record()
                 while True:
@@ -80,7 +85,8 @@ class Trainer:
                             self._finish()
                             break
                         self._count(self.advance())
-                        self._log_and_save()
+                        if not self._outcome():  # else `_finish` saves: no row may come after the last checkpoint
+                            self._log_and_save()
                     except WorkerError as error:
                         self._heal(error)
             except WorkerError:
@@ -157,8 +163,8 @@ class Trainer:
         target, env_steps = self.config.target_score, self.learner.env_steps
         if self.stop:
             return f"stopped by {self.stop.name}"
-        if target is not None and self.scores.full and self.scores.mean >= target:
-            return f"reached a mean score of {score(self.scores.mean)}"
+        if target is not None and self.scores.meets(target):
+            return f"reached a mean score of {score(self.scores.reached)}"
         if self.config.stop_after and env_steps >= self.config.stop_after:
             return f"stopped after {env_steps:,} env_steps"
         return "all environment steps played" if env_steps >= self.config.total_env_steps else ""

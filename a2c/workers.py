@@ -22,7 +22,7 @@ import torch.multiprocessing  # noqa: F401  tensors in shared memory cross to a 
 from gymnasium.vector.utils import CloudpickleWrapper
 from torch import Tensor
 
-from a2c.config import Config, available_cores
+from a2c.config import Backend, Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
 from a2c.games import GameEnvs, WorkerError, worker_error
 from a2c.processes import settle_in, without_main, worker_context
@@ -50,18 +50,25 @@ class Part(NamedTuple):
 
 
 def parts_of(config: Config, env_steps: int) -> list[Part]:
-    """Deal the environments out to the workers.
+    """Deal the environments out to the workers, of a3c in whole batches.
 
-    Their batches are as near in size to those of the synchronous run as whole environments allow.
+    A batch is that of the synchronous run (`Rollout.split`) on every machine: as many environments, and as many
+    batches per rollout of all. So a3c has at most `batches_per_rollout` workers.
     """
-    cores = available_cores()
-    workers = min(config.num_envs, config.workers or (cores if config.algorithm == "a3c" else 2 * cores))
-    backend = "native" if config.backend == "native" else "sync"
+    cores, batches, seeds = available_cores(), config.batches_per_rollout, row_seeds(config, env_steps)
+    backend: Backend = "native" if config.backend == "native" else "sync"
+    if config.algorithm == "a3c":
+        edges = [-(-i * len(seeds) // batches) for i in range(batches + 1)]
+        dealt = np.array_split(np.arange(batches), config.workers or min(cores, batches))
+        shares = [(seeds[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
+    else:  # players of ga3c learn nothing: its trainer cuts the batches
+        dealt = np.array_split(seeds, min(len(seeds), config.workers or 2 * cores))
+        shares = [(own.tolist(), 1) for own in dealt]
     parts, spec = [], CloudpickleWrapper(checked_spec(config))
-    for number, seeds in enumerate(np.array_split(row_seeds(config, env_steps), workers)):
-        batches = max(1, round(len(seeds) / columns_per_batch(config)))
-        mine = replace(config, num_envs=len(seeds), backend=backend, threads=1, batches_per_rollout=batches, cuda=False)
-        parts.append(Part(number, mine, spec, seeds.tolist(), config.seed + env_steps + 7919 * number))
+    for number, (own, learned) in enumerate(shares):
+        mine = replace(config, backend=backend, threads=1, workers=0, cuda=False)
+        mine = replace(mine, num_envs=len(own), batches_per_rollout=learned)
+        parts.append(Part(number, mine, spec, own, config.seed + env_steps + 7919 * number))
     return parts
 
 

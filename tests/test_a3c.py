@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import gymnasium as gym
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -18,27 +19,30 @@ from toys import same
 
 from a2c import cli
 from a2c.a3c import A3C
+from a2c.atari import make_env
 from a2c.checkpoint import load_checkpoint
 from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.envs import make_envs, probe_spaces
+from a2c.envs import make_envs, probe_spaces, row_seeds
 from a2c.evaluation import evaluate
 from a2c.flags import parse_config
 from a2c.learner import Learner
 from a2c.networks import resolve
-from a2c.trainer import Trainer
-from a2c.workers import columns_per_batch, parts_of
+from a2c.rollout import Rollout
+from a2c.trainer import DRIVERS, Trainer
+from a2c.workers import parts_of
 
 CARTPOLE = ["--preset", "cartpole", "--num-envs", "4", "--log-every", "1e-6", "--no-progress", "--env-timeout", "5"]
-PONG = ["--preset", "pong-fast", "--backend", "sync", "--threads", "1", "--no-progress", "--rollout-steps", "5"]
+PONG = ["--preset", "pong-fast", "--backend", "sync", "--no-progress", "--rollout-steps", "5"]
 ONE = {
     "cartpole, one environment": [*CARTPOLE, "--num-envs", "1", "--total-env-steps", "640"],
-    "cartpole, four": [*CARTPOLE, "--total-env-steps", "1280"],
+    "cartpole, sixteen": [*CARTPOLE, "--num-envs", "16", "--total-env-steps", "2048"],  # enough for two threads
     "rmsprop": [*CARTPOLE, "--optimizer", "rmsprop", "--learning-rate", "0.0007", "--total-env-steps", "640"],
     "memory": ["--preset", "cartpole-lstm", "--num-envs", "4", "--no-progress", "--total-env-steps", "640"],
     "pong, float32": [*PONG, "--num-envs", "1", "--precision", "float32", "--total-env-steps", "40"],
     "pong, bfloat16": [*PONG, "--num-envs", "2", "--precision", "bfloat16", "--total-env-steps", "40"],
+    "pong, native": [*PONG, "--backend", "native", "--num-envs", "16", "--total-env-steps", "240"],
 }
 
 
@@ -50,8 +54,9 @@ def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
 
 
 @pytest.mark.parametrize("flags", ONE.values(), ids=ONE.keys())
-def test_one_worker_equals_the_synchronous_run_bit_for_bit(flags, tmp_path):
-    alone, together = (run(tmp_path / kind, flags, kind) for kind in ("a3c", "a2c"))
+def test_one_worker_equals_the_synchronous_run_with_one_thread_bit_for_bit(flags, tmp_path):
+    alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one whatever is said
+    together = run(tmp_path / "a2c", [*flags, "--threads", "1"], "a2c")
     assert alone["updates"] == together["updates"] > 1
     for part in ("network", "env_steps", "scores", "learning"):
         assert same(alone[part], together[part]), part
@@ -76,21 +81,52 @@ def lived(run_dir):
 def test_workers_differ_in_games_and_in_chance():
     config = resolve(Config.from_preset("cartpole"), (4,))
     parts = parts_of(replace(config, algorithm="a3c", workers=3), 0)
-    assert [len(part.seeds) for part in parts] == [6, 5, 5]
+    assert [len(part.seeds) for part in parts] == [6, 6, 4]  # three, three and two of the eight batches
     seeds = [seed for part in parts for seed in part.seeds]
     assert len(set(seeds)) == 16 and len({part.sampling_seed for part in parts}) == 3
     later = parts_of(replace(config, algorithm="a3c", workers=3), 1000)
     assert not set(seeds) & {seed for part in later for seed in part.seeds}
 
 
-@pytest.mark.parametrize(("num_envs", "batches", "workers"), [(16, 8, 2), (50, 5, 4), (16, 1, 4), (3, 3, 3), (5, 5, 2)])
-def test_batches_keep_the_size_of_the_synchronous_run(num_envs, batches, workers):
-    config = Config(num_envs=num_envs, batches_per_rollout=batches, algorithm="a3c", workers=workers)
-    size = columns_per_batch(config)
-    assert size == round(num_envs / batches)
-    for part in parts_of(config, 0):
-        mine = part.config
-        assert mine.num_envs / mine.batches_per_rollout == pytest.approx(min(size, mine.num_envs), rel=0.5)
+@pytest.mark.parametrize(("num_envs", "batches"), [(16, 8), (50, 5), (16, 1), (3, 3), (11, 8), (10, 4), (7, 3)])
+def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
+    def sizes(config):
+        rollout = Rollout.empty(1, torch.zeros(config.num_envs, 4))
+        return [part.actions.shape[1] for part in rollout.split(config.batches_per_rollout)]
+
+    config = Config(num_envs=num_envs, batches_per_rollout=batches, algorithm="a3c")
+    for workers in range(1, batches + 1):
+        parts = parts_of(replace(config, workers=workers), 0)
+        assert len(parts) == workers
+        assert sorted(size for part in parts for size in sizes(part.config)) == sorted(sizes(config))
+        assert [seed for part in parts for seed in part.seeds] == row_seeds(config)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cores", "workers"),
+    [("a3c", 2, 0), ("a3c", 64, 0), ("a3c", 2, 1), ("a3c", 2, 2), ("a3c", 2, 5), ("ga3c", 1, 0), ("ga3c", 64, 0)],
+)
+def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeypatch):
+    monkeypatch.setattr("a2c.workers.available_cores", lambda: cores)
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", str(workers), "--total-env-steps", "2000"]
+    config = resolve(parse_config([*flags, "--num-envs", "10", "--batches-per-rollout", "5"]), (4,))
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, (4,), 2, compute)
+        driver = DRIVERS[algorithm](config, probe_spaces(config), learner, compute)
+        driver.start(None)
+        assert len(driver.workers.processes) == (workers or (min(5, cores) if algorithm == "a3c" else min(10, 2 * cores)))
+        while learner.env_steps < 1500:
+            driver.advance()
+        driver.settle()
+        driver.close()
+        assert learner.env_steps / learner.updates == 2 * 32  # decisions: two environments, a window of 32
+
+
+def test_more_workers_than_batches_are_refused(capsys):
+    assert cli.train([*CARTPOLE, "--algorithm", "a3c", "--workers", "5"]) == 2
+    err = capsys.readouterr().err
+    assert "workers must be at most batches_per_rollout (4) for algorithm a3c" in err and "got 5" in err
+    assert "raise batches_per_rollout or num_envs" in err and err.count("\n") == 1
 
 
 def test_gradients_are_copied_and_never_added_up():
@@ -246,14 +282,46 @@ def test_what_is_no_number_is_not_saved_whoever_wrote_it(tmp_path):
     assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
 
 
-def test_one_worker_alone_feeds_the_shared_statistics(tmp_path):
-    # Two at once, from a count of 0, would add both differences: a negative variance, and no numbers behind it.
-    state = run(tmp_path / "run", [*PONG, "--num-envs", "4", "--total-env-steps", "200"], workers=2)
-    network = state["network"]
-    frames = network["normalizer.count"].item()
-    mine = 2  # environments of the first worker: one frame each at the start, two of five steps of a rollout
-    assert frames % mine == 0 and mine < frames <= mine + 2 * mine * 200 / (5 * mine)
-    assert (network["normalizer.var"] >= 0).all()
+def seen_by(part, frames):
+    """The frames that a worker has fed: the first of each environment, then every fourth of a rollout of 5."""
+    config = part.config
+    games = [make_env(config, part.spec.fn, seed) for seed in part.seeds]
+    obs = [game.reset(seed=seed)[0] for game, seed in zip(games, part.seeds, strict=True)]
+    seen, t = [np.stack(obs)], 0
+    count = len(games)
+    while count < frames:
+        if t % 5 in (0, 4):
+            seen.append(np.stack(obs))
+            count += len(games)
+        steps = [game.step(0) for game in games]
+        obs = [game.reset()[0] if step[2] else step[0] for game, step in zip(games, steps, strict=True)]
+        t += 1
+    return np.concatenate(seen)[:, -1].astype(np.float64)
+
+
+@pytest.mark.parametrize("network", ["small", "lstm"])
+def test_the_statistics_are_those_of_all_frames_of_all_workers(network, tmp_path):
+    gym.register(f"Flicker{network}-v0", entry_point="troubled:Flicker")
+    flags = ["--env", f"Flicker{network}-v0", "--num-envs", "5", "--batches-per-rollout", "3", "--rollout-steps", "5"]
+    flags = [*flags, "--backend", "sync", "--network", network, "--lstm-units", "8", "--total-env-steps", "500"]
+    whole = Trainer(
+        parse_config([*flags, "--algorithm", "a3c", "--workers", "3", "--no-progress", "--run-dir", str(tmp_path)])
+    )
+    parts = parts_of(whole.config, 0)
+    assert whole.run() == 0
+    state = load_checkpoint(tmp_path / "latest.pt")
+    counts = [int(slot.count) for slot in whole.driver.account.statistics]
+    assert len(counts) == 3 and all(count > 2 for count in counts)
+    assert sum(counts) == state["network"]["normalizer.count"] == 5 + state["env_steps"] // 5 * 2
+    frames = np.concatenate([seen_by(part, count) for part, count in zip(parts, counts, strict=True)])
+    if network == "small":
+        expected, exact = {"mean": frames.mean(0), "var": frames.var(0)}, 1e-3
+    else:  # the newest of some hundred frames weigh a few per cent more than the oldest
+        bias = 1 - 0.9999 ** sum(counts)
+        expected, exact = {"mean": bias * frames.mean(), "std": bias * frames.std((1, 2)).mean()}, 1e-2
+    for name, number in expected.items():
+        saved = state["network"][f"normalizer.{name}"].numpy().squeeze()
+        np.testing.assert_allclose(saved, number, rtol=exact, err_msg=name)
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])

@@ -1,6 +1,7 @@
 """The networks: the classic's names and sizes, the pixel normaliser against numpy, the start of training."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from a2c.config import Config
 from a2c.networks import AtariA2C, MlpA2C, SharedA2C, make_network
-from a2c.normalizers import PixelNorm
+from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 
 CLASSIC = {  # parameter: shape; the frame shrinks 84 -> 20 -> 9 -> 7, and 64 * 7 * 7 = 3136
     "conv.0.weight": (32, 4, 8, 8),
@@ -106,6 +107,45 @@ def test_pixel_statistics_equal_numpys_over_merged_batches():
     np.testing.assert_allclose(norm.mean, whole.mean(0), rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(norm.var.sqrt(), whole.std(0), rtol=1e-4, atol=1e-3)
     assert int(norm.count) == len(whole)
+
+
+def test_merged_pixel_statistics_equal_numpys_over_all_frames():
+    batches = [frames(n, 5, 7, seed=n) // (n % 3 + 1) for n in (40, 3, 17)]
+    whole = torch.cat([frames(2, 5, 7), *batches]).double().numpy()
+    saved = PixelNorm((5, 7))
+    saved.update(frames(2, 5, 7))
+    parts = slots_like(saved, 4)
+    for part, batch in zip(parts, batches, strict=False):  # the fourth has seen nothing
+        part.update(batch)
+    norm = PixelNorm((5, 7))
+    for _ in range(2):  # what was merged before is of no account
+        norm.merge(parts)
+        np.testing.assert_allclose(norm.mean, whole.mean(0), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(norm.var.sqrt(), whole.std(0), rtol=1e-4, atol=1e-3)
+        assert int(norm.count) == len(whole) == 62
+
+
+@pytest.mark.parametrize("kind", [partial(PixelNorm, (5, 7)), FrameNorm], ids=["pixels", "frames"])
+def test_merging_one_part_changes_no_bit(kind):
+    part, norm = kind(), kind()
+    for fed in (0, 1, 30, 3):
+        part.update(frames(fed, 5, 7, seed=fed)) if fed else None
+        norm.merge([part, *slots_like(part, 3)[1:]])
+        assert all(torch.equal(mine, own) for mine, own in zip(norm.buffers(), part.buffers(), strict=True))
+
+
+def test_merged_frame_averages_are_weighted_by_what_each_has_seen():
+    saved = FrameNorm()
+    saved.update(frames(50, 5, 7))
+    parts = slots_like(saved, 3)
+    parts[1].update(frames(7, 5, 7, seed=1) // 3)
+    norm = FrameNorm()
+    norm.merge(parts)
+    weights = [1 - 0.9999**50, 1 - 0.9999**7]
+    averages = [float(part.mean) / weight for part, weight in zip(parts, weights, strict=False)]
+    assert averages[0] > 2 * averages[1]
+    assert float(norm.mean) / (1 - 0.9999**57) == pytest.approx(np.average(averages, weights=weights), rel=1e-9)
+    assert int(norm.count) == 57
 
 
 def test_pixel_norm_centres_scales_and_clips():

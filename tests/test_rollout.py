@@ -10,6 +10,7 @@ from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs
 from a2c.collector import Collector, sample
 from a2c.compute import Compute
 from a2c.config import Config
+from a2c.rollout import Rollout
 
 
 @pytest.fixture(params=[1, 2])
@@ -152,6 +153,14 @@ def test_a_split_keeps_whole_windows_and_renumbers_final_observations(compute):
         t, n = part.final_index.unbind(1)
         assert part.truncated[t, n].all() and part.truncated.sum() == len(t)
         assert torch.equal(part.final_obs[:, 0], (n + low).to(torch.uint8))  # an observation names its environment
+
+
+def test_games_travel_with_the_environment_that_they_ended_in(compute):
+    rollout = collector(compute, counting_envs(3, 4, 5, 2, 6), net=CertainNet()).collect()
+    assert len({game.env for game in rollout.episodes}) == 5
+    left, right = rollout.columns(0, 2), rollout.columns(2, 5)
+    assert {game.env for game in left.episodes} == {0, 1} and {game.env for game in right.episodes} == {0, 1, 2}
+    assert sorted(Rollout.join([left, right]).episodes) == sorted(rollout.episodes)
 
 
 def test_a_split_into_more_parts_than_environments_gives_one_each(compute):

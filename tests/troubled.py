@@ -41,6 +41,24 @@ class TroubledEnv(gym.Env):
         return self.cartpole.step(action)
 
 
+class Flicker(gym.Env):
+    """Noise whose frames depend on the seed and the step alone; each game of 7 steps has its brightness."""
+
+    observation_space, action_space = gym.spaces.Box(0, 255, (1, 12, 12), np.uint8), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bright, self.count = int(self.np_random.integers(20, 250)), 0
+        return self._frame(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._frame(), 1.0, self.count == 7, False, {}
+
+    def _frame(self):
+        return self.np_random.integers(0, self.bright, (1, 12, 12), dtype=np.uint8)
+
+
 def half_a_message(pipe):
     """A worker that is stopped inside of a message."""
     os.write(pipe.fileno(), (1_000_000).to_bytes(4, "big") + b"x" * 1000)
