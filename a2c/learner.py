@@ -38,8 +38,9 @@ class Learner:
         """`shared`: network and optimiser that other processes move too, instead of new ones."""
         self.config, self.compute = config, compute
         if shared is None:
-            torch.manual_seed(config.seed)
-            self.net = make_network(config, input_shape, n_actions).to(compute.device)
+            with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it was
+                torch.default_generator.manual_seed(config.seed)
+                self.net = make_network(config, input_shape, n_actions).to(compute.device)
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared
