@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ import numpy as np
 import torch
 
 from a2c.config import Config
+from a2c.envs import Spaces
 from a2c.files import write_synced
 from a2c.games import WorkerError
+from a2c.networks import make_network
 
 FORMAT = 4
 PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
@@ -50,15 +53,18 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     os.replace(temporary, path)
 
 
-def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint with `weights_only=True`.
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint with `weights_only=True`; it takes no more memory than a few times its file's size.
 
     Raises CheckpointError, in one line, for a file that is missing, damaged, foreign or newer.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint must be a file, got {path}; is this the directory of a run?")
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        _check_archive(path)
+        # Mapped, no storage can reach beyond the file, whatever size the pickle gives it.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _check_extent(state, path.stat().st_size)
     except Exception as error:  # a damaged pickle can raise almost anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
@@ -76,6 +82,36 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         return to_arrays(state)
 
 
+def _check_archive(path: Path) -> None:
+    """ValueError where an entry of the zip archive is damaged, or packed: then it could grow to any size."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+        if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise ValueError("its entries are larger than the file")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"its entry {damaged} does not have its checksum")
+
+
+def _check_extent(state: Any, size: int) -> None:
+    """ValueError where nested values hold more numbers than `size` bytes can, or tensors without numbers."""
+    rest = [state]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.device.type != "cpu":
+                raise ValueError("it holds a tensor without numbers of its own")
+            size -= value.numel() * value.element_size()
+        size -= 1
+        if size < 0:
+            raise ValueError("its content is larger than the file")
+        if isinstance(value, dict):
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+
+
 def to_tensors(value: Any) -> Any:
     """Nested plain values as a checkpoint may hold them: arrays become tensors, tuples stay, the rest is kept."""
     if isinstance(value, np.ndarray):
@@ -90,26 +126,43 @@ def to_tensors(value: Any) -> Any:
 
 
 def to_arrays(value: Any) -> Any:
-    """What `to_tensors` was given."""
+    """What `to_tensors` was given, in memory of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
     if isinstance(value, dict):
         if set(value) == {ARRAY}:
-            return value[ARRAY].cpu().numpy()
+            return value[ARRAY].clone().numpy()
         if set(value) == {SCALAR}:
-            return value[SCALAR].cpu().numpy()[()]
+            return value[SCALAR].numpy()[()]
         return {key: to_arrays(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(to_arrays(item) for item in value)
     return value
 
 
-def load_network(net: torch.nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Load the checkpoint's parameters; CheckpointError when they belong to another network."""
-    try:
-        net.load_state_dict(state["network"])
-    except (AttributeError, RuntimeError, TypeError) as error:
+def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Path) -> torch.nn.Module:
+    """The network of `config`, on torch's `meta` device: without memory, and the checkpoint's fits it.
+
+    CheckpointError where the checkpoint is of other observations, actions or layers, or a weight is NaN or infinite.
+    """
+    for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
+        if state[name] != now:
+            raise CheckpointError(
+                f"checkpoint {path} has {name} {str(state[name])[:80]}, {config.env} has {now}: keep env, frame_size "
+                "and frame_stack of its run"
+            )
+    with torch.device("meta"):
+        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked)
+    saved = state["network"]
+    kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
+    if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
         raise CheckpointError(
             f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
-        ) from error
+        )
+    for name, value in saved.items():
+        if not value.isfinite().all():
+            raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
+    return net
 
 
 @contextmanager

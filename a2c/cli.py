@@ -7,7 +7,6 @@ the rule and the value, and exit code 2.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,8 +104,6 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
     args = list(sys.argv[1:] if args is None else args)
     try:
         config = parse_config(args, prog)
-        # Waiting OpenMP threads would spin on the cores that the emulators need.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from a2c.games import WorkerError
         from a2c.trainer import Trainer
 
@@ -135,7 +132,7 @@ def _refuse(message: str, code: int = 2) -> int:
 
 
 def _in_one_line(command: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
-    """Bad values end a command with one line and exit code 2, what the system refuses with 1, Ctrl-C with 130."""
+    """Bad values end a command with one line and exit code 2, what fails or is refused here with 1, Ctrl-C with 130."""
 
     @wraps(command)
     def run(args: Sequence[str] | None = None) -> int:
@@ -143,7 +140,13 @@ def _in_one_line(command: Callable[[Sequence[str] | None], int]) -> Callable[[Se
             return command(args)
         except ValueError as error:
             return _refuse(str(error))
-        except OSError as error:
+        except (OSError, FloatingPointError, MemoryError) as error:
+            return _refuse(str(error) or "out of memory", 1)
+        except RuntimeError as error:
+            from a2c.games import WorkerError
+
+            if not isinstance(error, WorkerError):
+                raise
             return _refuse(str(error), 1)
         except KeyboardInterrupt:
             return 130

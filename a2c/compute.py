@@ -2,14 +2,15 @@
 
 Network passes of this size gain little from a second thread inside one operator. They gain
 all of it when two threads each work on their own share: half of the environments while
-acting, half of the batch while learning. So every thread here runs its operators alone.
+acting, half of the batch while learning. So every thread runs its operators alone, the caller's
+too: after an operator on several threads, OpenMP's would spin for milliseconds on cores that
+environments need, and a step of the optimiser is bound by memory, which a second thread does not widen.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -20,15 +21,23 @@ from torch import nn
 from a2c.config import Config, available_cores
 from a2c.networks import OutputLayer
 
+_open: list[Compute] = []
+_callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of `_open`
+
 
 class Compute:
     """Device, precision and thread pool of a run.
 
     Where the GPU is asked for and there is none, or the algorithm is a3c, `device` is the CPU.
+    Until `close`, torch's operators run on one thread in the caller's thread and in new ones.
     """
 
     def __init__(self, config: Config) -> None:
-        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
+        global _callers
+        if not _open:
+            _callers = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+        _open.append(self)
+        use_one_thread()
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
             torch.use_deterministic_algorithms(True)
@@ -42,10 +51,6 @@ class Compute:
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
-        meeting = threading.Barrier(self.threads)
-        self.map(lambda _: meeting.wait(), range(self.threads))  # all threads have set their own count now,
-        self._callers_threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)  # so this sets it for the optimiser's thread, the caller's
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors once all are done."""
@@ -76,10 +81,13 @@ class Compute:
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
-        """End the threads and give the caller back what was set for the run."""
+        """End the threads; the last one closed gives the caller back what was set for the run."""
         self.pool.shutdown()
-        torch.use_deterministic_algorithms(self._was_deterministic)
-        torch.set_num_threads(self._callers_threads)
+        if self in _open:
+            _open.remove(self)
+            if not _open:
+                torch.set_num_threads(_callers[0])
+                torch.use_deterministic_algorithms(_callers[1])
 
 
 def use_one_thread() -> None:

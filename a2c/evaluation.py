@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from a2c.atari import find_spec, is_atari
-from a2c.checkpoint import CheckpointError, load_checkpoint, load_network
+from a2c.checkpoint import CheckpointError, load_checkpoint, loading, make_checked
 from a2c.collector import sample
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.envs import make_envs
-from a2c.networks import make_network
+from a2c.envs import make_envs, probe_spaces
+from a2c.games import WorkerError, worker_error
 from a2c.recurrent import empty_memory, step
 
 
 def load_policy(run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False) -> tuple[Config, nn.Module, dict]:
-    """Config, network (in evaluation mode) and checkpoint of a run."""
+    """Config, network (in evaluation mode) and checkpoint of a run.
+
+    Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown
+    here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
+    """
     path = Path(run_dir) / checkpoint
     state = load_checkpoint(path)
     try:
-        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c")
+        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    stacked = is_atari(find_spec(config.env))
-    net = make_network(config, tuple(state["input_shape"]), state["n_actions"], stacked)
-    load_network(net, state, path)
+    try:
+        spaces = probe_spaces(config)
+    except (ValueError, WorkerError):
+        raise
+    except Exception as error:
+        raise worker_error(error, None) from error
+    with loading(path):
+        net = make_checked(state, config, spaces, path)
+        net.load_state_dict(state["network"], assign=True)
     return config, net.eval(), state
+
+
+def choose(logits: Tensor, greedy: bool, generator: torch.Generator) -> Tensor:
+    """Actions `[B]` for `logits [B, A]`: the most likely ones, or drawn. FloatingPointError for NaN or infinity."""
+    if not logits.isfinite().all():
+        raise FloatingPointError("the policy's logits are NaN or infinite: an observation or a weight is too large")
+    return logits.argmax(dim=1) if greedy else sample(logits.float(), generator)[0]
 
 
 @torch.no_grad()
@@ -47,7 +64,8 @@ def evaluate(
 
     Every environment plays a fixed number of games, so that short games are not favoured.
     Actions are sampled from the policy, as in training, or the most likely ones (`greedy`).
-    Whole games are played: a lost life ends nothing, rewards are not clipped.
+    Whole games are played: a lost life ends nothing, rewards are not clipped. Raises what `load_policy` raises,
+    ValueError for bad arguments, WorkerError for an environment that fails, FloatingPointError where the policy does.
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
@@ -56,10 +74,12 @@ def evaluate(
     config, net, _ = load_policy(Path(run_dir), checkpoint, cuda)
     rows = min(episodes, 10)
     config = replace(config, num_envs=rows, seed=seed, end_of_life=False)
-    compute = Compute(config)
-    net = compute.working_copy(net)
-    envs = make_envs(config)
-    try:
+    with ExitStack() as closing:
+        compute = Compute(config)
+        closing.callback(compute.close)
+        net = compute.working_copy(net)
+        envs = make_envs(config)
+        closing.callback(envs.close)
         quota = np.full(rows, episodes // rows) + (np.arange(rows) < episodes % rows)
         generator = torch.Generator(compute.device).manual_seed(seed)
         scores: list[float] = []
@@ -69,7 +89,7 @@ def evaluate(
         while len(scores) < episodes:
             seen, began = (torch.from_numpy(np.array(x)).to(compute.device) for x in (obs, starts))
             logits, _, memory = step(net, seen, memory, began)
-            actions = logits.argmax(dim=1) if greedy else sample(logits.float(), generator)[0]
+            actions = choose(logits, greedy, generator)
             obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
             starts = terminated | truncated
             for game in info["episodes"]:
@@ -77,6 +97,3 @@ def evaluate(
                     played[game.env] += 1
                     scores.append(game.score)
         return np.array(scores)
-    finally:
-        envs.close()
-        compute.close()

@@ -42,8 +42,9 @@ class Learner:
         """
         self.config, self.compute = config, compute
         if shared is None:
-            torch.manual_seed(config.seed)
-            self.net = make_network(config, input_shape, n_actions, stacked).to(compute.device)
+            with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it was
+                torch.default_generator.manual_seed(config.seed)
+                self.net = make_network(config, input_shape, n_actions, stacked).to(compute.device)
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from PIL import Image
 from torch import nn
 
 from a2c.atari import is_atari, make_env
-from a2c.collector import sample
 from a2c.compute import Compute
 from a2c.envs import checked_spec, row_seeds
-from a2c.evaluation import load_policy
+from a2c.evaluation import choose, load_policy
+from a2c.games import worker_error
 from a2c.recurrent import empty_memory, step
 from a2c.rules import FRAME_SKIP
 
@@ -48,7 +48,8 @@ def record(
     """Play a whole game with the run's policy and write its pictures, one per decision, to `out`.
 
     `out` ends in `.mp4` or `.gif`; it is replaced when the film is complete. Raises ValueError for another
-    ending, a missing directory or an environment that cannot be drawn, OSError where the film cannot be written.
+    ending, a missing directory or an environment that cannot be drawn, OSError where the film cannot be written,
+    WorkerError for an environment that fails, FloatingPointError where the policy does, and what `load_policy` raises.
     """
     out = Path(out)
     if out.suffix not in WRITERS:
@@ -56,13 +57,14 @@ def record(
     config, net, _ = load_policy(Path(run_dir), checkpoint)
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
-    config = replace(config, backend="sync", num_envs=1, threads=1, end_of_life=False, seed=seed)
+    config = replace(config, backend="sync", num_envs=1, end_of_life=False, seed=seed)
     spec, env_seed, film = checked_spec(config), row_seeds(config)[0], Film()
     temporary = out.with_name(f".{out.name}.tmp{out.suffix}")
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
-        env = make_env(config, spec, env_seed, render_mode="rgb_array")
+        with _failing(ValueError):
+            env = make_env(config, spec, env_seed, render_mode="rgb_array")
         closing.callback(env.close)
         closing.callback(_remove, temporary)
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
@@ -79,21 +81,35 @@ def record(
 def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, film: Film) -> Iterator[np.ndarray]:
     """The pictures `[H, W, 3]` (RGB) of one game, which is entered in `film`."""
     generator = torch.Generator().manual_seed(seed)
-    obs, _ = env.reset(seed=env_seed)
+    with _failing():
+        obs, _ = env.reset(seed=env_seed)
     memory, starts = empty_memory(net, 1), torch.ones(1, dtype=torch.bool)
     yield _picture(env)
     while not film.ended and film.length < LONGEST:
         logits, _, memory = step(net, torch.from_numpy(np.array(obs)[None]), memory, starts)
-        action = logits.argmax(dim=1) if greedy else sample(logits.float(), generator)[0]
-        obs, reward, terminated, truncated, _ = env.step(int(action) + int(env.action_space.start))
+        action = choose(logits, greedy, generator)
+        with _failing():
+            obs, reward, terminated, truncated, _ = env.step(int(action) + int(env.action_space.start))
         starts = torch.zeros(1, dtype=torch.bool)
         film.score, film.length, film.ended = film.score + float(reward), film.length + 1, terminated or truncated
         yield _picture(env)
 
 
+@contextmanager
+def _failing(*refusals: type[Exception]) -> Iterator[None]:
+    """What an environment raises becomes a WorkerError, but for `refusals`."""
+    try:
+        yield
+    except refusals:
+        raise
+    except Exception as error:
+        raise worker_error(error, None) from error
+
+
 def _picture(env: gym.Env) -> np.ndarray:
     try:
-        picture = env.render()
+        with _failing(gym.error.Error, NotImplementedError):
+            picture = env.render()
     except (gym.error.Error, NotImplementedError) as error:
         raise ValueError(f"env must be one that can be drawn here, got {env.spec and env.spec.id}: {error}") from error
     if not isinstance(picture, np.ndarray):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from a2c.a3c import A3C
-from a2c.checkpoint import check_belongs, load_checkpoint, load_network, loading
+from a2c.checkpoint import check_belongs, load_checkpoint, loading, make_checked
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.directory import make_lock, run_directory, take
@@ -46,23 +46,29 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
         self.lock = make_lock(self.run_dir)
+        self.record: Record | None = None
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
-        spaces = self.spaces
-        self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, stacked=spaces.stacked)
-        self.driver = DRIVERS[config.algorithm](config, self.spaces, self.learner, self.compute)
-        self.scores = Scores()
-        self.saved_best = -math.inf  # mean score of the policy in best.pt
+        with ExitStack() as refused:
+            refused.callback(self.close)
+            self.resumed = self._read_checkpoint() if config.resume else None
+            spaces = self.spaces
+            self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, stacked=spaces.stacked)
+            self.driver = DRIVERS[config.algorithm](config, spaces, self.learner, self.compute)
+            self.scores = Scores()
+            self.saved_best = -math.inf  # mean score of the policy in best.pt
+            self.seconds_before = 0.0  # wall time of earlier sessions
+            if self.resumed:
+                with loading(self.run_dir / LATEST):
+                    self._load(self.resumed)
+            refused.pop_all()
         self.started = False
-        self.record: Record | None = None
         self.row: dict[str, float] = {}  # the newest row of metrics
         self.meter = Meter()
-        self.seconds_before = 0.0  # wall time of earlier sessions
         self.snapshot_distance = SNAPSHOT_EVERY * config.num_envs * max(config.rollout_steps, 20)  # env_steps
         self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the last failure
         self.stop = StopRequest()
-        self.resumed = self._read_checkpoint() if config.resume else None
 
     def run(self) -> int:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
@@ -125,7 +131,7 @@ class Trainer:
         """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
             closing.callback(self.lock.release, force=True)
-            for part in (self.record, self.driver, self.compute):
+            for part in (self.record, getattr(self, "driver", None), self.compute):
                 if part is not None:
                     closing.callback(part.close)
 
@@ -242,14 +248,10 @@ class Trainer:
 
     def _read_checkpoint(self) -> dict[str, Any]:
         path = self.run_dir / LATEST
-        with ExitStack() as refused:
-            refused.callback(self.close)
-            if self.run_dir.is_dir():
-                self.claim()  # nobody else may write a newer one meanwhile
-            state = load_checkpoint(path)
-            with loading(path):
-                check_belongs(state, self.config, path)
-                load_network(self.learner.net, state, path)
-                self._load(state)
-            refused.pop_all()
+        if self.run_dir.is_dir():
+            self.claim()  # nobody else may write a newer one meanwhile
+        state = load_checkpoint(path)
+        with loading(path):
+            check_belongs(state, self.config, path)
+            make_checked(state, self.config, self.spaces, path)
         return state

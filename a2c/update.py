@@ -51,7 +51,9 @@ def learn(
     results = compute.map(lambda part, share: _gradients(twin, part, share, config, compute, moved), parts, shares)
     parameters = list(net.parameters())
     for parameter, *gradients in zip(parameters, *(r[0] for r in results), strict=True):
-        parameter.grad = gradients[0].to(parameter.dtype, copy=True)
+        if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(gradients[0])
         for gradient in gradients[1:]:
             parameter.grad.add_(gradient)
     grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)

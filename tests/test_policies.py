@@ -1,0 +1,267 @@
+"""`evaluate` and `record` of runs that cannot be used: one line, the right exit code, nothing left behind."""
+
+import json
+import multiprocessing
+import os
+import resource
+import threading
+import zipfile
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from a2c import Config, Trainer, cli
+from a2c.checkpoint import CheckpointError
+from a2c.evaluation import evaluate
+from a2c.flags import parse_config
+from a2c.games import WorkerError
+from a2c.recording import record
+
+
+class Fragile(gym.Env):
+    """Two numbers, two actions, 7 decisions; fails in the way that `FAILS` names once a policy has been trained."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    observation_space = gym.spaces.Box(0.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+    FAILS = ""
+
+    def __init__(self, fails="", render_mode=None):
+        self.fails, self.render_mode = fails or self.FAILS, render_mode
+        if self.fails == "start":
+            raise RuntimeError("cannot\nstart")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        if self.fails == "reset":
+            raise ValueError("cannot reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.fails == "step":
+            raise KeyError("cannot step")
+        if self.fails == "die" and multiprocessing.parent_process() is not None:
+            os._exit(3)
+        obs = np.full(2, np.nan if self.fails == "nan" else 0.5, np.float32)
+        return obs, 1.0, self.steps == 7, False, {}
+
+    def render(self):
+        return np.zeros((30, 40, 3), np.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    gym.register("Fragile-v0", entry_point=Fragile)
+    yield
+    del gym.registry["Fragile-v0"]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory, registered):
+    run_dir = tmp_path_factory.mktemp("policies") / "run"
+    settings = {"backend": "sync", "num_envs": 2, "rollout_steps": 5, "total_env_steps": 20, "threads": 1}
+    assert Trainer(Config(env="Fragile-v0", run_dir=run_dir, progress=False, **settings)).run() == 0
+    return run_dir
+
+
+def changed(good, tmp_path, change):
+    """A copy of the run's checkpoint, and of its config, after `change(state)`."""
+    state = torch.load(good / "latest.pt", weights_only=True)
+    change(state)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(exist_ok=True)
+    torch.save(state, run_dir / "latest.pt")
+    (run_dir / "config.json").write_text(state["config"])
+    return run_dir
+
+
+def put(*path, value):
+    """A change: `state[path[0]][path[1]]... = value`."""
+
+    def change(state):
+        for key in path[:-1]:
+            state = state[key]
+        state[path[-1]] = value
+
+    return change
+
+
+def configure(**values):
+    """A change of the config inside the checkpoint."""
+    return lambda state: state.update(config=json.dumps({**json.loads(state["config"]), **values}))
+
+
+def refused(args, capsys):
+    """The exit code and the one line of a command that leaves nothing behind and takes little memory."""
+    before, threads, memory = set(threading.enumerate()), torch.get_num_threads(), peak()
+    code = cli.main([str(arg) for arg in args])
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    assert set(threading.enumerate()) == before and not multiprocessing.active_children()
+    assert torch.get_num_threads() == threads
+    assert peak() - memory < 200_000, "kilobytes"
+    return code, error
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def weight(state):
+    return next(name for name in state["network"] if name.endswith("weight"))
+
+
+def nan_weight(state):
+    state["network"][weight(state)][0, 0] = float("nan")
+
+
+def huge_weight(state):
+    state["network"][weight(state)] = torch.zeros(1).expand(10**6, 10**6)
+
+
+def no_weight(state):
+    del state["network"][weight(state)]
+
+
+def half_weight(state):
+    state["network"][weight(state)] = state["network"][weight(state)].half()
+
+
+def doubling_lists(state):
+    for _ in range(64):
+        state["scores"] = [state["scores"], state["scores"]]
+
+
+BAD = {
+    "observations of another size": (put("input_shape", value=[5]), "input_shape"),
+    "huge observations": (put("input_shape", value=[4, 10**6, 10**6]), "input_shape"),
+    "observations as text": (put("input_shape", value="2"), "input_shape"),
+    "observations as a tensor": (put("input_shape", value=torch.ones(3)), "checkpoint"),
+    "another number of actions": (put("n_actions", value=3), "n_actions"),
+    "actions as text": (put("n_actions", value="2"), "n_actions"),
+    "a million million actions": (put("n_actions", value=10**12), "n_actions"),
+    "NaN in a weight": (nan_weight, "NaN or infinite"),
+    "a huge weight in a small file": (huge_weight, "larger than the file"),
+    "a sparse weight": (put("network", "policy.0.bias", value=torch.ones(64).to_sparse()), "damaged or not"),
+    "a missing weight": (no_weight, "another network"),
+    "a weight of another kind": (half_weight, "another network"),
+    "a text for a weight": (put("network", "policy.0.bias", value="x"), "damaged state"),
+    "no network": (put("network", value=None), "damaged state"),
+    "lists in lists": (doubling_lists, "larger than the file"),
+    "a huge memory": (configure(network="lstm", lstm_units=65_536), "another network"),
+    "no memory for a huge memory": (configure(network="lstm", lstm_units=65_537), "lstm_units"),
+    "images": (configure(env="PongNoFrameskip-v4", frame_size=512, frame_stack=16), "input_shape"),
+    "an unknown environment": (configure(env="Fragil-v0"), "did you mean Fragile-v0"),
+    "a config that is none": (put("config", value="{"), "bad config"),
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record"])
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_checkpoint_is_refused_in_one_line(command, case, good, tmp_path, capsys):
+    change, part = BAD[case]
+    code, error = refused([command, changed(good, tmp_path, change)], capsys)
+    assert code == 2 and part in error, error
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_checkpoint_is_not_resumed_either(case, good, tmp_path, capsys):
+    run_dir = changed(good, tmp_path, BAD[case][0])
+    before = (run_dir / "latest.pt").read_bytes()
+    code, _ = refused(["train", "--resume", run_dir, "--stop-after", "40"], capsys)
+    assert code == 2 and (run_dir / "latest.pt").read_bytes() == before
+
+
+def pack(path, method):
+    with zipfile.ZipFile(path) as archive:
+        entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+
+
+def test_packed_entries_are_refused(good, tmp_path, capsys):
+    run_dir = changed(good, tmp_path, put("windows", "x", value=torch.zeros(10_000_000)))
+    pack(run_dir / "latest.pt", zipfile.ZIP_DEFLATED)
+    assert (run_dir / "latest.pt").stat().st_size < 1_000_000
+    code, error = refused(["evaluate", run_dir], capsys)
+    assert code == 2 and "larger than the file" in error
+
+
+def test_a_changed_byte_in_a_weight_is_noticed(good, tmp_path, capsys):
+    run_dir = changed(good, tmp_path, lambda state: None)
+    path = run_dir / "latest.pt"
+    with zipfile.ZipFile(path) as archive:
+        entry = max((e for e in archive.infolist() if "/data/" in e.filename), key=lambda e: e.file_size)
+    content = bytearray(path.read_bytes())
+    content[entry.header_offset + entry.file_size // 2] ^= 1
+    path.write_bytes(content)
+    code, error = refused(["evaluate", run_dir], capsys)
+    assert code == 2 and "damaged" in error
+
+
+@pytest.mark.parametrize("command", [["evaluate", "--episodes", "2"], ["record", "--out"]])
+def test_a_thousand_threads_are_not_started(command, good, tmp_path, capsys, monkeypatch):
+    run_dir = changed(good, tmp_path, configure(threads=1024))
+    most, start = [0], threading.Thread.start
+
+    def counted(thread):
+        most[0] = max(most[0], threading.active_count() + 1)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    if command[-1] == "--out":
+        command = [*command, str(tmp_path / "game.gif")]
+    assert cli.main([command[0], str(run_dir), *command[1:]]) == 0
+    assert most[0] < 64
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record"])
+@pytest.mark.parametrize(
+    ("fails", "part"),
+    [
+        ("start", "cannot start"),
+        ("reset", "cannot reset"),
+        ("step", "cannot step"),
+        ("nan", "logits are NaN"),
+    ],
+)
+def test_an_environment_that_fails_is_reported_in_one_line(command, fails, part, good, capsys, monkeypatch):
+    monkeypatch.setattr(Fragile, "FAILS", fails)
+    code, error = refused([command, good], capsys)
+    assert code == 1 and part in error, error
+    assert not list(Path(good).glob("*game*"))
+
+
+@pytest.mark.parametrize(
+    ("fails", "part"), [("step", "cannot step"), ("die", "died"), ("reset", "cannot reset"), ("start", "cannot start")]
+)
+def test_a_worker_of_an_evaluation_that_fails_takes_the_others_along(fails, part, good, tmp_path, capsys, monkeypatch):
+    spec = gym.envs.registration.EnvSpec("Fragile-v0", entry_point=Fragile, kwargs={"fails": fails})
+    run_dir = changed(good, tmp_path, configure(backend="async"))
+    monkeypatch.setitem(gym.registry, "Fragile-v0", spec)
+    code, error = refused(["evaluate", run_dir, "--episodes", "3"], capsys)
+    assert code == 1 and part in error, error
+
+
+def test_the_functions_raise_what_the_commands_print(good, tmp_path, monkeypatch):
+    bad = changed(good, tmp_path, nan_weight)
+    for call in (evaluate, lambda run: record(run, tmp_path / "game.gif")):
+        with pytest.raises(CheckpointError, match="NaN or infinite"):
+            call(bad)
+    monkeypatch.setattr(Fragile, "FAILS", "step")
+    for call in (evaluate, lambda run: record(run, tmp_path / "game.gif")):
+        with pytest.raises(WorkerError, match="cannot step"):
+            call(good)
+
+
+def test_a_trainer_that_refuses_its_checkpoint_ends_its_threads(good, tmp_path):
+    run_dir, before = changed(good, tmp_path, nan_weight), set(threading.enumerate())
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        Trainer(parse_config(["--resume", str(run_dir), "--threads", "2"]))
+    assert set(threading.enumerate()) == before

@@ -1,0 +1,82 @@
+"""Only threads that Python knows do work: operators that ran on OpenMP's threads would leave these spinning."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from a2c.compute import Compute
+from a2c.config import Config
+
+COUNT = """
+import threading, psutil
+
+def idle_threads_worked():
+    ours = {thread.native_id for thread in threading.enumerate()}
+    return sum(t.user_time + t.system_time for t in psutil.Process().threads() if t.id not in ours)
+"""
+PARTS = {
+    "train": """
+from a2c import Config, Trainer
+Trainer(Config(env="CartPole-v1", backend="sync", num_envs=4, threads=2, rollout_steps=20, total_env_steps=4000,
+    run_dir={run!r}, progress=False)).run()
+""",
+    "train images": """
+from a2c import Config, Trainer
+Trainer(Config(env="PongNoFrameskip-v4", backend="sync", num_envs=32, threads=2, frame_size=42, network="small",
+    rollout_steps=5, total_env_steps=960, max_episode_frames=240, run_dir={run!r}, progress=False)).run()
+""",
+    "evaluate": """
+from a2c.evaluation import evaluate
+evaluate({run!r}, episodes=2)
+""",
+    "record": """
+from a2c.recording import record
+record({run!r}, {run!r} + "/game.gif")
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("threads") / "run"
+    spent(PARTS["train images"], run_dir)
+    return run_dir
+
+
+def spent(code, run_dir):
+    """CPU seconds of the threads that Python does not know, in a fresh process without settings of OpenMP."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    script = COUNT + code.format(run=str(run_dir)) + "\nprint(idle_threads_worked())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(torch.get_num_threads() == 1, reason="one core: nothing could spin")
+@pytest.mark.parametrize("part", ["train", "train images"])
+def test_training_keeps_no_other_threads_busy(part, tmp_path):
+    assert spent(PARTS[part], tmp_path / "run") < 0.1
+
+
+@pytest.mark.skipif(torch.get_num_threads() == 1, reason="one core: nothing could spin")
+@pytest.mark.parametrize("part", ["evaluate", "record"])
+def test_playing_keeps_no_other_threads_busy(part, run):
+    assert spent(PARTS[part], run) < 0.1
+
+
+def test_the_caller_s_thread_is_alone_during_a_run_and_has_its_own_again_afterwards():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        first, second = Compute(Config(threads=2)), Compute(Config(threads=2, deterministic=True))
+        assert torch.get_num_threads() == 1
+        first.close()  # in any order
+        assert torch.get_num_threads() == 1 and torch.are_deterministic_algorithms_enabled()
+        second.close()
+        second.close()
+        assert torch.get_num_threads() == 3 and not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(before)
