@@ -11,13 +11,15 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
 from torch import nn
 
 from a2c.config import Config, available_cores
+
+PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
 
 class Compute:
@@ -40,6 +42,7 @@ class Compute:
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
+        self.calls: list[Future[Any]] = []  # of the newest `map`
         meeting = threading.Barrier(self.threads)
         self.map(lambda _: meeting.wait(), range(self.threads))  # all threads have set their own count now,
         self._callers_threads = torch.get_num_threads()
@@ -47,9 +50,13 @@ class Compute:
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors once all are done."""
-        calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
+        calls = self.calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
         wait(calls)
         return [call.result() for call in calls]
+
+    def rest(self) -> bool:
+        """Wait for what the threads do, which nobody else does once `map` was interrupted; False where one hangs."""
+        return not wait(self.calls, PATIENCE).not_done
 
     def working_copy(self, net: nn.Module, apart: bool = False) -> nn.Module:
         """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
@@ -72,8 +79,8 @@ class Compute:
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
-        """End the threads and give the caller back what was set for the run."""
-        self.pool.shutdown()
+        """End the threads and give the caller back what was set for the run; one that hangs is left behind."""
+        self.pool.shutdown(wait=self.rest(), cancel_futures=True)
         torch.use_deterministic_algorithms(self._was_deterministic)
         torch.set_num_threads(self._callers_threads)
 
