@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch
 
 from a2c.config import Config
 from a2c.envs import Spaces
-from a2c.files import write_synced
+from a2c.files import TEMPORARY, write_atomically
 from a2c.games import WorkerError
 from a2c.networks import make_network
 
@@ -40,17 +39,17 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     """
     content = io.BytesIO()
     torch.save(to_tensors({"format": FORMAT, **state}), content)
-    temporary = path.with_name(path.name + ".tmp")
-    write_synced(temporary, content.getbuffer())
-    if keep_previous and path.exists():
-        second = path.with_name(PREVIOUS + ".tmp")
+    second = path.with_name(PREVIOUS + TEMPORARY)
+    keep_previous = keep_previous and path.exists()
+    if keep_previous:
         second.unlink(missing_ok=True)
         try:
             os.link(path, second)  # a second name, so that `path` itself is never missing
         except OSError:  # a filesystem without hard links
-            shutil.copyfile(path, second)
+            write_atomically(second, path.read_bytes())
+    write_atomically(path, content.getbuffer())
+    if keep_previous:
         os.replace(second, path.with_name(PREVIOUS))
-    os.replace(temporary, path)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

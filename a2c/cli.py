@@ -105,6 +105,7 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
     try:
         config = parse_config(args, prog)
         from a2c.games import WorkerError
+        from a2c.signals import leave
         from a2c.trainer import Trainer
 
         trainer = Trainer(config)
@@ -124,6 +125,8 @@ def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
         return _refuse(str(error), 1)
     except (FloatingPointError, OSError) as error:
         return _refuse(str(error), 1)
+    except KeyboardInterrupt:
+        return leave(130)
 
 
 def _refuse(message: str, code: int = 2) -> int:
@@ -159,6 +162,7 @@ def evaluate(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play the games, print mean, standard deviation, min and max."""
     options = parse(Evaluate, "a2c evaluate", args)
     from a2c.evaluation import evaluate as play
+    from a2c.files import exact
 
     scores = play(
         options.run,
@@ -170,7 +174,7 @@ def evaluate(args: Sequence[str] | None = None) -> int:
     )
     print(
         f"{len(scores)} games of {options.run}: mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, "
-        f"min {scores.min():g}, max {scores.max():g}"
+        f"min {exact(scores.min())}, max {exact(scores.max())}"
     )
     return 0
 
@@ -179,12 +183,13 @@ def evaluate(args: Sequence[str] | None = None) -> int:
 def record(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play and film one game, print its score."""
     options = parse(Record, "a2c record", args)
+    from a2c.files import exact
     from a2c.recording import record as play
 
     out = options.out or options.run / "game.mp4"
     film = play(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     whole = "one game" if film.ended else "the beginning of a game"
-    print(f"{out}: {whole} of {options.run}, score {film.score:g}, {film.length:,} decisions")
+    print(f"{out}: {whole} of {options.run}, score {exact(film.score)}, {film.length:,} decisions")
     return 0
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from a2c.config import Config
-from a2c.curve import moving_mean, read_episodes
-from a2c.files import write_atomically
+from a2c.curve import moving_mean, picture, read_episodes
+from a2c.files import read_table, write_atomically
 from a2c.logger import WINDOW
 from a2c.signals import StopRequest, stop_on_signals
 
@@ -89,26 +89,24 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
         for seed in seeds:
             run_dir = out / f"{algorithm}-{seed}"
             config = Config.from_json((run_dir / "config.json").read_text(encoding="utf-8"))
-            with open(run_dir / "metrics.csv", newline="", encoding="utf-8") as file:
-                metrics = list(csv.DictReader(file))
-            episodes, last = read_episodes(run_dir), metrics[-1]
+            metrics = read_table(run_dir / "metrics.csv", ("env_steps", "seconds", "updates", "lag"))
+            episodes, last = read_episodes(run_dir), {name: float(values[-1]) for name, values in metrics.items()}
             means = moving_mean(episodes["score"])
             means[: WINDOW - 1] = -np.inf
             there = [] if config.target_score is None else np.flatnonzero(means >= config.target_score)
-            seconds = float(last["seconds"])
-            lags = [float(row["lag"]) for row in metrics if row["lag"]]
+            seconds, lags = last["seconds"], metrics["lag"][np.isfinite(metrics["lag"])]
             rows.append(
                 {
                     "algorithm": algorithm,
                     "seed": seed,
                     "env_steps": int(last["env_steps"]),
                     "seconds": round(seconds, 1),
-                    "steps_per_second": round(int(last["env_steps"]) / seconds, 1),
-                    "updates_per_second": round(int(last["updates"]) / seconds, 1),
+                    "steps_per_second": round(last["env_steps"] / seconds, 1),
+                    "updates_per_second": round(last["updates"] / seconds, 1),
                     "best": round(float(means.max()), 2) if len(means) >= WINDOW else "",
                     "steps_to_target": int(episodes["env_steps"][there[0]]) if len(there) else "",
                     "seconds_to_target": float(episodes["seconds"][there[0]]) if len(there) else "",
-                    "lag": round(sum(lags) / len(lags), 2) if lags else "",
+                    "lag": round(float(lags.mean()), 2) if len(lags) else "",
                 }
             )
     return rows
@@ -157,4 +155,4 @@ def _draw(out: Path, rows: Sequence[dict[str, object]]) -> None:
     left.legend(loc="best", fontsize=8)
     named = f"seeds {', '.join(map(str, seeds))}" if len(seeds) <= 5 else f"{len(seeds)} seeds"
     figure.suptitle(f"{config.env}, {named}")
-    figure.savefig(out / "compare.png", dpi=120)
+    write_atomically(out / "compare.png", picture(figure))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from a2c.networks import OutputLayer
 
 _open: list[Compute] = []
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of `_open`
+
+PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
 
 class Compute:
@@ -51,12 +53,17 @@ class Compute:
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
+        self.calls: list[Future[Any]] = []  # of the newest `map`
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors once all are done."""
-        calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
+        calls = self.calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
         wait(calls)
         return [call.result() for call in calls]
+
+    def rest(self) -> bool:
+        """Wait for what the threads do, which nobody else does once `map` was interrupted; False where one hangs."""
+        return not wait(self.calls, PATIENCE).not_done
 
     def working_copy(self, net: nn.Module, apart: bool = False) -> nn.Module:
         """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
@@ -81,8 +88,8 @@ class Compute:
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
-        """End the threads; the last one closed gives the caller back what was set for the run."""
-        self.pool.shutdown()
+        """End the threads, but for one that hangs; the last one closed gives the caller back what was set for the run."""
+        self.pool.shutdown(wait=self.rest(), cancel_futures=True)
         if self in _open:
             _open.remove(self)
             if not _open:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import csv
+import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from a2c.logger import WINDOW
+from a2c.files import exact, read_table, write_atomically
+from a2c.logger import EPISODE_COLUMNS, WINDOW
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS = 200_000  # games that are drawn as points, at most twice as many
 
 
 def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
     """Columns of episodes.csv as float arrays, one entry per finished game."""
-    with open(run_dir / "episodes.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return {name: np.array([float(r[name]) for r in rows]) for name in ("env_steps", "seconds", "score", "length")}
+    return read_table(run_dir / "episodes.csv", EPISODE_COLUMNS)
 
 
 def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
@@ -35,18 +40,26 @@ def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path |
     steps = episodes["env_steps"] / 1e6
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, episodes["score"], ".", ms=3, alpha=0.35, color="tab:gray", label="one game")
+    every = slice(None, None, 1 + len(steps) // DOTS)
+    axes.plot(steps[every], episodes["score"][every], ".", ms=3, alpha=0.35, color="tab:gray", label="one game")
     axes.plot(steps, moving_mean(episodes["score"]), lw=2, color="tab:blue", label=f"mean of the last {WINDOW} games")
     if target is not None:
-        axes.axhline(target, ls="--", lw=1, color="tab:green", label=f"stop at {target:g}")
+        axes.axhline(target, ls="--", lw=1, color="tab:green", label=f"stop at {exact(target)}")
     axes.set(xlabel="environment steps (million decisions)", ylabel="score (game points)", title=title)
     minutes = axes.secondary_xaxis(-0.16, functions=_steps_to_minutes(steps, episodes["seconds"] / 60))
     minutes.set_xlabel("wall time (minutes)")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize=9)
     path = run_dir / "curve.png"
-    figure.savefig(path, dpi=120)
+    write_atomically(path, picture(figure))
     return path
+
+
+def picture(figure: Figure) -> bytes:
+    """The figure as a PNG file's content."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120)
+    return content.getvalue()
 
 
 def _steps_to_minutes(steps: np.ndarray, minutes: np.ndarray):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from a2c.atari import find_spec, is_atari
 from a2c.config import Config
+from a2c.files import exact
 from a2c.rules import FRAME_SKIP
 
 SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
@@ -38,7 +39,7 @@ class Display:
         self.frames_per_step = FRAME_SKIP if is_atari(find_spec(config.env)) else 1
         self.console = QuietConsole(highlight=False)
         self.live: Live | None = None
-        if config.progress and self.console.is_terminal:
+        if config.progress and self.console.is_terminal and not self.console.is_dumb_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
             self.live.start()
 
@@ -51,8 +52,8 @@ class Display:
             self.console.print(self.line(row), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print one line above the panel."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        """Print one line above the panel, unfolded, so that a path in it can be copied."""
+        self.console.print(text, soft_wrap=True, markup=False, emoji=False)
 
     def line(self, row: dict[str, float]) -> str:
         """One row as plain text."""
@@ -71,7 +72,7 @@ class Display:
                 self.live.stop()
 
     def summary(self, row: dict[str, float], outcome: str, run_dir: Path) -> None:
-        """Print the table that ends a run."""
+        """Print the table that ends a run, and its directory."""
         table = Table(title=f"{self.config.env}: {outcome}", title_justify="left", show_header=False)
         table.add_column()
         table.add_column(overflow="fold")
@@ -82,12 +83,12 @@ class Display:
         table.add_row("best mean of 100 games", score(row["best_reward_100"]))
         table.add_row("wall time", clock(row["seconds"]))
         table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
-        table.add_row("run directory", str(run_dir))
         self.console.print(table)
+        self.say(f"run directory {run_dir}")
 
     def _panel(self, row: dict[str, float]) -> Table:
         config, grid = self.config, Table.grid(padding=(0, 2))
-        goal = "" if config.target_score is None else f"   stops at {config.target_score:g}"
+        goal = "" if config.target_score is None else f"   stops at {exact(config.target_score)}"
         shares = [f"{name} {row[key]:.0%}" for name, key in SHARES.items()]
         left = clock(self._left(row))
         grid.add_row("steps", f"{row['env_steps']:,} of {config.total_env_steps:,}   left {left}")

@@ -1,4 +1,7 @@
-"""Files that are whole at every instant, and tables that a refusing disk does not break."""
+"""Files that are whole at every instant, and tables that a refusing disk does not break.
+
+A run directory may come from somebody else: nothing here is written through a link that lies in it.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +9,56 @@ import csv
 import io
 import math
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+TEMPORARY = ".tmp"  # ending of a file that is not whole yet
+BLOCK = 1 << 16  # bytes of a table that are looked at together
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write `content` and wait until the disk has it; nothing is left behind where that fails."""
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Fill `path` so that a reader sees the old file or the new one, never half of one.
+
+    A link at `path` is replaced, not followed. OSError where the disk refuses; the old file is untouched then.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link that somebody put there
     try:
-        with open(path, "wb") as file:
+        with open(temporary, "xb") as file:  # O_EXCL: never through a link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
-            path.unlink()
+            temporary.unlink()
         raise
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Fill `path` so that a reader sees the old file or the new one, never half of one."""
-    temporary = path.with_name(path.name + ".tmp")
-    write_synced(temporary, content)
-    os.replace(temporary, path)
+def exact(value: float) -> str:
+    """A number as text that reads back as the same number; whole ones without a point."""
+    whole = float(value).is_integer() and abs(value) < 2**53
+    return str(int(value)) if whole else repr(float(value))
 
 
 class CsvTable:
-    """A CSV file that grows by rows. Rows that could not be written wait for the next call."""
+    """A CSV file that grows by rows of numbers. Rows that could not be written wait for the next call.
+
+    The first column is env_steps and never falls. Rows are added and cut off at the end, in place; what stands
+    before is neither read nor written again.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_until: int | None = None) -> None:
-        """`keep_until`: drop rows whose first column, env_steps, is beyond this number."""
+        """`keep_until`: go on with the file, without the rows beyond these env_steps; None: begin it anew."""
         self.path, self.columns = path, tuple(columns)
+        self.header = _csv_text([self.columns])
         self.waiting: list[Sequence[object]] = []
         self.drop_behind: int | None = None  # rows behind these env_steps are still in the file
         self.rewind(-1 if keep_until is None else keep_until)
@@ -48,7 +66,7 @@ class CsvTable:
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows behind `env_steps`; in the file, that is done before the next row is written."""
-        self.waiting = [row for row in self.waiting if int(row[0]) <= env_steps]
+        self.waiting = [row for row in self.waiting if int(str(row[0])) <= env_steps]
         self.drop_behind = env_steps if self.drop_behind is None else min(self.drop_behind, env_steps)
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
@@ -58,10 +76,9 @@ class CsvTable:
             self._drop()
         if not self.waiting:
             return
-        new = [] if self.path.exists() else [self.columns]  # somebody removed the file
-        with open(self.path, "ab", buffering=0) as file:
+        with open(self.path, "ab", buffering=0, opener=_no_links) as file:
             size = file.tell()
-            content = _csv_text([*new, *self.waiting])
+            content = (b"" if size else self.header) + _csv_text(self.waiting)  # somebody may have removed the file
             try:
                 while content:  # a nearly full disk takes a part
                     content = content[file.write(content) :]
@@ -72,17 +89,86 @@ class CsvTable:
         self.waiting = []
 
     def _drop(self) -> None:
-        rows: list[list[str]] = []
-        if self.drop_behind >= 0 and self.path.exists():
-            with open(self.path, newline="", encoding="utf-8", errors="replace") as old, suppress(csv.Error):
-                for row in csv.reader(old):
-                    if self._is_row(row) and int(row[0]) <= self.drop_behind:
-                        rows.append(row)
-        write_atomically(self.path, _csv_text([self.columns, *rows]))
+        begun = False
+        if self.drop_behind is not None and self.drop_behind >= 0 and self.path.exists():
+            with open(self.path, "r+b", buffering=0, opener=_no_links) as file:
+                head = file.read(len(self.header))
+                start = head.find(b"\n") + 1
+                begun = head[:start].split() == self.header.split()  # an editor may have changed the line ends
+                if begun:
+                    end = self._end_of_rows(file, start, self.drop_behind)
+                    if os.fstat(file.fileno()).st_nlink == 1:
+                        file.truncate(end)
+                    else:  # its other name keeps what it has
+                        file.seek(0)
+                        write_atomically(self.path, file.read(end))
+            if not begun:  # somebody else's table
+                os.replace(self.path, self.path.with_name(self.path.name + ".old"))
+        if not begun:
+            write_atomically(self.path, self.header)
         self.drop_behind = None
 
-    def _is_row(self, row: list[str]) -> bool:
-        return len(row) == len(self.columns) and row[0].isdigit()
+    def _end_of_rows(self, file: io.FileIO, start: int, env_steps: int) -> int:
+        """Offset behind the last row up to `env_steps`; read from the end of the file, no further than needed."""
+        end, rest = file.seek(0, os.SEEK_END), b""
+        while end > start:
+            begin = max(start, end - BLOCK)
+            file.seek(begin)
+            block = file.read(end - begin) + rest
+            newline = block.rfind(b"\n")
+            while newline >= 0:
+                previous = block.rfind(b"\n", 0, newline)
+                if previous < 0 and begin > start:
+                    break  # this line begins in the block before
+                cells = self._cells(block[previous + 1 : newline])
+                if cells and cells[0] <= env_steps:
+                    return begin + newline + 1
+                newline = previous
+            rest = block[: newline + 1] or block
+            if len(rest) > BLOCK:
+                rest = b"?"  # no row of ours is that long
+            end = begin
+        return start
+
+    def _cells(self, line: bytes) -> list[float]:
+        """The numbers of a row; none where it is not one of ours."""
+        cells = _numbers(line.decode("ascii", "replace"))
+        return cells if len(cells) == len(self.columns) and math.isfinite(cells[0]) else []
+
+
+def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    """The named columns of a CSV file as float64 arrays `[rows]`.
+
+    An empty cell is NaN. Rows in which a cell is no number are left out, and so is a last line without an end.
+    ValueError where a column is missing.
+    """
+    parts = [np.empty((0, len(columns)))]
+    with open(path, newline="", encoding="ascii", errors="replace") as file:
+        names = file.readline(BLOCK).strip().split(",")
+        missing = [name for name in columns if name not in names]
+        if missing:
+            raise ValueError(f"{path} must have the columns {', '.join(columns)}, got none called {missing[0]}")
+        places = [names.index(name) for name in columns]
+        while lines := file.readlines(16 * BLOCK):
+            parts.append(_parse([line for line in lines if line.endswith("\n")], len(names))[:, places])
+    return dict(zip(columns, np.concatenate(parts).T, strict=True))
+
+
+def _parse(lines: Sequence[str], width: int) -> np.ndarray:
+    """The rows `[rows, width]` among `lines`."""
+    with suppress(ValueError):
+        rows = np.loadtxt(lines, delimiter=",", comments=None, ndmin=2)
+        if rows.shape == (len(lines), width):
+            return rows
+    return np.array([cells for line in lines if len(cells := _numbers(line)) == width]).reshape(-1, width)
+
+
+def _numbers(line: str) -> list[float]:
+    """The cells of a line, an empty one as NaN; none at all where one is no number."""
+    try:
+        return [float(cell) if cell else math.nan for cell in line.rstrip("\r\n").split(",")]
+    except ValueError:
+        return []
 
 
 class EventFile:
@@ -95,7 +181,10 @@ class EventFile:
     def __init__(self, directory: Path, first_step: int | None) -> None:
         """`first_step`: TensorBoard forgets points of earlier files from here on (a resumed run)."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{first_step or 0}")
+        if directory.is_symlink():
+            raise OSError(f"{directory} must not be a link")
+        # A name that nobody can have put a link at.
+        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{secrets.token_hex(8)}")
         if first_step is not None:
             self._writer.write_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
         self._writer.flush()
@@ -111,6 +200,11 @@ class EventFile:
         """Close the file."""
         with suppress(ValueError):  # closed already
             self._writer.close()
+
+
+def _no_links(path: str, flags: int) -> int:
+    """An opener for files that are written in place: a link there is an OSError."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _csv_text(rows: Sequence[Sequence[object]]) -> bytes:

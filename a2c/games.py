@@ -109,7 +109,7 @@ class GameEnvs(VectorWrapper):
             obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
         rewards = np.asarray(raw_rewards, np.float32)
         game_over = terminated | truncated
-        self.scores += rewards
+        self.scores += np.asarray(raw_rewards, np.float64)
         self.lengths += 1
         episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(game_over)]
         self.scores[game_over], self.lengths[game_over] = 0.0, 0

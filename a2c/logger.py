@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from a2c.config import Config
-from a2c.files import CsvTable, EventFile, write_atomically
+from a2c.files import CsvTable, EventFile, exact, write_atomically
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.optimizer import learning_rate
@@ -46,6 +46,7 @@ METRICS = {
     "share_act": "share of wall time in which the policy acts (0 to 1)",
     "share_learn": "share of wall time in which batches are learned (0 to 1)",
 }
+SCORES = ("reward", "reward_100", "best_reward_100")  # written exactly, however large
 EPISODE_COLUMNS = ("env_steps", "seconds", "score", "length")
 WINDOW = 100  # games in the moving mean that people compare
 
@@ -112,7 +113,7 @@ class RunLogger:
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
-        """`keep_until`: on resume, drop rows beyond these env_steps, which will be lived again."""
+        """`keep_until`: on resume, drop rows beyond these env_steps, which will be played again."""
         self.run_dir, self.config = run_dir, config
         write_atomically(run_dir / "config.json", config.to_json().encode())
         self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)
@@ -122,12 +123,11 @@ class RunLogger:
 
     def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
         """One row of episodes.csv per finished game."""
-        self._episodes.add([(env_steps, f"{seconds:.2f}", f"{game.score:g}", game.length) for game in games])
+        self._episodes.add([(env_steps, f"{seconds:.2f}", exact(game.score), game.length) for game in games])
 
     def metrics(self, row: dict[str, float]) -> None:
         """One row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
-        values = [row.get(name, "") for name in METRICS]
-        self._metrics.add([[f"{value:.6g}" if isinstance(value, float) else value for value in values]])
+        self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
         points = {name: value for name, value in row.items() if name != "env_steps"}
         if self._board is None:
             self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
@@ -140,11 +140,10 @@ class RunLogger:
         self._close_board()
         self._first_step = env_steps + 1
 
-    def keep_directory(self) -> None:
-        """Make the directory again, with its config.json, where somebody has removed it."""
+    def keep_config(self) -> None:
+        """Write config.json again where somebody has removed it."""
         path = self.run_dir / "config.json"
         if not path.exists():
-            self.run_dir.mkdir(parents=True, exist_ok=True)
             write_atomically(path, self.config.to_json().encode())
 
     def close(self) -> None:
@@ -159,6 +158,12 @@ class RunLogger:
         if board is not None:
             with suppress(OSError):  # TensorBoard may miss its last points
                 board.close()
+
+
+def _cell(name: str, value: float | str) -> float | str:
+    if not isinstance(value, float):
+        return value
+    return exact(value) if name in SCORES else f"{value:.6g}"
 
 
 class Meter:

@@ -6,18 +6,20 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from a2c.checkpoint import save_checkpoint
 from a2c.config import Config
 from a2c.curve import draw_curve
+from a2c.directory import RunLock
 from a2c.display import Display
+from a2c.files import write_atomically
 from a2c.games import Episode
 from a2c.logger import RunLogger
 
 LATEST, BEST = "latest.pt", "best.pt"
 DISK_RETRY = 5.0  # seconds between two tries to save where the disk refused
+OF_A_SESSION = ("run_dir", "resume", "stop_after")  # settings that a resumed run has for itself
 COLLAPSED = 0.05  # share of log A under which a policy's entropy is worth a warning
 
 
@@ -28,10 +30,10 @@ class Record:
     checkpoint is tried again.
     """
 
-    def __init__(self, run_dir: Path, config: Config, resumed_at: int | None) -> None:
+    def __init__(self, lock: RunLock, config: Config, resumed_at: int | None) -> None:
         """`resumed_at`: env_steps at which a resumed run goes on; rows behind them are dropped."""
-        self.run_dir, self.config = run_dir, config
-        self.logger = RunLogger(run_dir, config, resumed_at)
+        self.lock, self.run_dir, self.config = lock, lock.run_dir, config
+        self.logger = RunLogger(self.run_dir, config, resumed_at)
         self.display = Display(config)
         # env_steps of the newest checkpoint; a new run has none, so one is due.
         self.saved_at = -config.checkpoint_every if resumed_at is None else resumed_at
@@ -43,6 +45,16 @@ class Record:
         if not (once and text in self.said):
             self.said.add(text)
             self.display.say(text)
+
+    def note_changes(self, before: Config, env_steps: int) -> None:
+        """Say which settings a resumed run changes, and keep those until `env_steps` in a file of their own."""
+        old, new = vars(before), vars(self.config)
+        changes = [name for name in new if name not in OF_A_SESSION and old[name] != new[name]]
+        for name in changes:
+            self.say(f"{name}: {old[name]} -> {new[name]}")
+        if changes:
+            path = self.run_dir / f"config-until-{env_steps}.json"
+            self._attempt(lambda: write_atomically(path, before.to_json().encode()))
 
     def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
         """A row per finished game."""
@@ -68,7 +80,7 @@ class Record:
         """Write `state` to the file `name`; False where the disk refuses."""
 
         def write() -> None:
-            self.logger.keep_directory()
+            self.logger.keep_config()
             save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
 
         if not self._attempt(write):
@@ -79,7 +91,7 @@ class Record:
         return True
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows behind `env_steps`, which will be lived again."""
+        """Drop the rows behind `env_steps`, which will be played again."""
         self.logger.rewind(env_steps)
 
     def report(self, row: dict[str, float], outcome: str) -> None:
@@ -87,15 +99,19 @@ class Record:
         title = f"{self.config.env}, seed {self.config.seed}"
         with suppress(ValueError, TypeError, KeyError):  # somebody's editor was in episodes.csv
             self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
+        self.lock.release()  # the end of the run had freed it, and it was taken anew for the picture
         self.display.summary(row, outcome, self.run_dir)
 
     def close(self) -> None:
         """Write what waits, close the files, give the terminal back."""
-        self._attempt(self.logger.close)
-        self.display.close()
+        try:
+            self._attempt(self.logger.close)
+        finally:
+            self.display.close()
 
     def _attempt(self, write: Callable[[], object]) -> bool:
         try:
+            self.lock.keep()
             write()
         except OSError as error:
             reason = error.strerror or error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import cv2
 import gymnasium as gym
@@ -19,6 +19,7 @@ from a2c.atari import is_atari, make_env
 from a2c.compute import Compute
 from a2c.envs import checked_spec, row_seeds
 from a2c.evaluation import choose, load_policy
+from a2c.files import write_atomically
 from a2c.games import worker_error
 from a2c.recurrent import empty_memory, step
 from a2c.rules import FRAME_SKIP
@@ -59,19 +60,19 @@ def record(
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
     config = replace(config, backend="sync", num_envs=1, end_of_life=False, seed=seed)
     spec, env_seed, film = checked_spec(config), row_seeds(config)[0], Film()
-    temporary = out.with_name(f".{out.name}.tmp{out.suffix}")
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
         with _failing(ValueError):
             env = make_env(config, spec, env_seed, render_mode="rgb_array")
         closing.callback(env.close)
-        closing.callback(_remove, temporary)
+        folder = closing.enter_context(TemporaryDirectory())
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
         pictures = _play(env, compute.working_copy(net), env_seed, greedy, seed, film)
         try:
-            WRITERS[out.suffix](temporary, pictures, fps)
-            os.replace(temporary, out)
+            film_file = Path(folder) / out.name
+            WRITERS[out.suffix](film_file, pictures, fps)
+            write_atomically(out, film_file.read_bytes())
         except OSError as error:
             raise OSError(f"{out} could not be written: {error}") from error
     return film
@@ -141,11 +142,6 @@ def _write_gif(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
     first, *rest = (Image.fromarray(picture).quantize(64) for picture in pictures)
     duration = 10 * max(2, round(100 / fps))  # ms; the format counts in hundredths of a second
     first.save(path, save_all=True, append_images=rest, duration=duration, loop=0)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
 
 
 WRITERS: dict[str, Callable[[Path, Iterable[np.ndarray], float], None]] = {".mp4": _write_mp4, ".gif": _write_gif}

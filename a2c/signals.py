@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+CALM = 2.0  # seconds behind a KeyboardInterrupt in which SIGINT raises no other: the run is closing
 
 
 class StopRequest:
     """`number` of the signal that asked for the end, 0 while none has."""
 
     number = 0
+    interrupted_at = -math.inf  # when a second SIGINT last raised KeyboardInterrupt
 
     @property
     def name(self) -> str:
@@ -27,16 +32,17 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
-    """Note the first SIGINT or SIGTERM in `request`; a second SIGINT ends the process at once.
+    """Note the first SIGINT or SIGTERM in `request`; a second SIGINT raises KeyboardInterrupt.
 
     Does nothing outside the main thread: Python lets it alone handle signals.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if request and number == signal.SIGINT:
-            if sys.stdout.isatty():
-                os.write(1, b"\x1b[?25h")  # the live display hides the cursor
-            os._exit(128 + number)
+            now = time.monotonic()
+            if now - request.interrupted_at > CALM:
+                request.interrupted_at = now
+                raise KeyboardInterrupt
         request.number = request.number or number
 
     if threading.current_thread() is not threading.main_thread():
@@ -48,3 +54,17 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+def leave(code: int) -> int:
+    """`code`; but where a compute thread hangs in an environment, end the process with it: nothing else would.
+
+    An interactive interpreter (a notebook) is left alive.
+    """
+    hanging = any(thread.name.startswith("a2c-compute") for thread in threading.enumerate())
+    if hanging and not hasattr(sys, "ps1"):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    return code

@@ -56,7 +56,16 @@ class Synchronous:
 
     def close(self, failed: bool = False) -> None:
         """End the environments; `failed`: who knows which of them still answer, so no good-byes."""
-        for envs in self.groups:
-            envs.broken |= failed
-            envs.close()
+        for envs in self.groups if failed else []:
+            envs.broken = True
+            for process in getattr(envs.env, "processes", []):
+                process.kill()  # a thread that waits for it ends
+        try:
+            if self.compute.rest():  # else a thread hangs in an environment of this process: nobody may close that
+                for envs in self.groups:
+                    envs.close()
+        except KeyboardInterrupt:
+            if not failed:
+                self.close(failed=True)
+            raise
         self.groups = []

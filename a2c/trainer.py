@@ -18,7 +18,7 @@ from a2c.a3c import A3C
 from a2c.checkpoint import check_belongs, load_checkpoint, loading, make_checked
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.directory import make_lock, run_directory, take
+from a2c.directory import make_lock, run_directory
 from a2c.display import Display, score
 from a2c.envs import probe_spaces
 from a2c.ga3c import GA3C
@@ -74,7 +74,8 @@ class Trainer:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
 
         Raises ValueError (the directory is taken), WorkerError (an environment fails again and again),
-        FloatingPointError (a gradient is no number) or OSError (the last checkpoint cannot be written).
+        FloatingPointError (a gradient is no number), OSError (the last checkpoint cannot be written)
+        or KeyboardInterrupt (a second SIGINT).
         """
         with stop_on_signals(self.stop):
             try:
@@ -99,6 +100,9 @@ class Trainer:
                 if not self.stop or self.record is not None:
                     raise
                 return 128 + self.stop.number  # it ended workers that had just been started
+            except KeyboardInterrupt:  # a second SIGINT
+                self.driver.close(failed=True)
+                raise
             finally:
                 self.close()
             self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
@@ -106,7 +110,7 @@ class Trainer:
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that cannot be."""
-        take(self.lock)
+        self.lock.take()
 
     def advance(self) -> Progress:
         """Let the driver play and learn for a while."""
@@ -130,7 +134,7 @@ class Trainer:
     def close(self) -> None:
         """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
-            closing.callback(self.lock.release, force=True)
+            closing.callback(self.lock.release)
             for part in (self.record, getattr(self, "driver", None), self.compute):
                 if part is not None:
                     closing.callback(part.close)
@@ -177,10 +181,11 @@ class Trainer:
 
     def _open_record(self) -> None:
         env_steps = self.learner.env_steps
-        self.record = Record(self.run_dir, self.config, env_steps if self.resumed else None)
+        self.record = Record(self.lock, self.config, env_steps if self.resumed else None)
         if self.resumed:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
             self.record.say(f"resumed at {env_steps:,} env_steps; {games}")
+            self.record.note_changes(Config.from_json(self.resumed["config"]), env_steps)
         if self.config.cuda and self.compute.device.type != "cuda":
             a3c = "workers of a3c share parameters in main memory"
             why = a3c if self.config.algorithm == "a3c" else "torch finds no GPU here"

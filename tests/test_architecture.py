@@ -11,7 +11,7 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 ORDER = (
-    *("presets", "rules", "config", "flags", "processes", "directory", "files", "returns", "losses"),
+    *("presets", "rules", "config", "flags", "processes", "files", "directory", "returns", "losses"),
     *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs", "trial"),
     *("rollout", "collector", "batch", "optimizer", "update", "learner"),
     *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals"),

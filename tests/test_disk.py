@@ -26,6 +26,23 @@ def hurry(monkeypatch):
     monkeypatch.setattr(record, "DISK_RETRY", 0.0)
 
 
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """A disk that takes nothing more while `disk.full` is true (but a file may be cut)."""
+    real = open
+
+    class Disk:
+        full = False
+
+        def open(self, file, mode="r", *args, **kwargs):
+            full = self.full and str(file).startswith(str(tmp_path)) and set(mode) & set("wax")
+            return real(FULL, "wb", buffering=0) if full else real(file, mode, *args, **kwargs)
+
+    disk = Disk()
+    monkeypatch.setattr("builtins.open", disk.open)
+    return disk
+
+
 def disturbed(run_dir, disturb, at=2, **changes):
     """A run of 480 decisions, `disturb()` called behind its rollout number `at`; the trainer and its exit code."""
     run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
@@ -42,15 +59,14 @@ def disturbed(run_dir, disturb, at=2, **changes):
     return run, run.run()
 
 
-def test_rows_wait_while_the_disk_is_full(tmp_path):
+def test_rows_wait_while_the_disk_is_full(tmp_path, disk):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
     table.add([(1, 2.0)])
-    (tmp_path / "table.csv").rename(tmp_path / "kept.csv")
-    (tmp_path / "table.csv").symlink_to(FULL)
+    disk.full = True
     for env_steps in (2, 3):
         with pytest.raises(OSError, match="No space left"):
             table.add([(env_steps, 4.0)])
-    (tmp_path / "kept.csv").replace(tmp_path / "table.csv")
+    disk.full = False
     table.add([(4, 5.0)])
     assert [row["env_steps"] for row in rows(tmp_path / "table.csv")] == ["1", "2", "3", "4"]
 
@@ -90,19 +106,15 @@ def test_a_nearly_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "222,3.0"]
 
 
-def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys):
+def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys, disk):
     run_dir = tmp_path / "run"
 
     def fill():
-        for name in ("metrics.csv", "episodes.csv"):
-            (run_dir / name).rename(tmp_path / name)
-            (run_dir / name).symlink_to(FULL)
-        (run_dir / "latest.pt.tmp").symlink_to(FULL)
+        disk.full = True
         threading.Timer(0.05, empty).start()
 
     def empty():
-        for name in ("metrics.csv", "episodes.csv"):
-            (tmp_path / name).replace(run_dir / name)
+        disk.full = False
 
     run, code = disturbed(run_dir, fill, total_env_steps=4000)
     assert code == 0
@@ -244,14 +256,15 @@ def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path
         assert len(list(csv.DictReader(file))) == 1
 
 
-def test_a_heal_on_a_full_disk_doubles_no_row(tmp_path):
+def test_a_heal_on_a_full_disk_doubles_no_row(tmp_path, disk):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
     table.add([(1, 1.0), (2, 1.0), (3, 1.0)])
-    (tmp_path / "table.csv.tmp").symlink_to(FULL)
+    disk.full = True
     table.rewind(1)
     with pytest.raises(OSError, match="No space left"):
         table.add([(2, 2.0)])
     table.rewind(1)  # and once more before the disk has room
+    disk.full = False
     table.add([(2, 3.0)])
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,1.0", "2,3.0"]
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from toys import same
 from a2c import cli, trainer
 from a2c.checkpoint import load_checkpoint
 from a2c.config import Config
+from a2c.directory import make_lock, take
 from a2c.envs import _workers
 from a2c.flags import parse_config
 from a2c.games import WorkerError
@@ -230,6 +232,113 @@ def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
         run.wait(1.0)  # it would finish the rollout
     run.send_signal(signal.SIGINT)
     assert run.wait(5.0) == 130
+
+
+LIBRARY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import gymnasium as gym
+gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]})
+from a2c.flags import parse_config
+from a2c.trainer import Trainer
+try:
+    Trainer(parse_config(sys.argv[4:])).run()
+except KeyboardInterrupt:
+    print('interrupted', flush=True)
+try:
+    sys.stdin.readline()  # the cell after
+    print('alive', 6 * 7, flush=True)
+except KeyboardInterrupt:
+    print('interrupted again', flush=True)
+import os
+os._exit(0)  # a thread in the sleeping environment of this process would wait for ever
+"""
+
+
+@pytest.mark.parametrize("how", ["async", "sync", "a3c", "ga3c"])
+def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
+    flags = troubled(tmp_path, "hang")
+    flags = [*flags, *(["--algorithm", how, "--workers", "2"] if "a3c" in how else ["--backend", how])]
+    arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
+    arguments += ["--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-c", LIBRARY, *arguments]
+    run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "hanging").exists)
+    family = [p for p in psutil.Process(run.pid).children(recursive=True) if is_worker(p)]
+    assert len(family) >= {"async": 16, "sync": 0, "a3c": 2, "ga3c": 2}[how]
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert run.poll() is None
+    began = time.monotonic()
+    for _ in range(3):  # somebody in a hurry
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    while "interrupted" not in (line := run.stdout.readline()):
+        assert line, run.stderr.read()
+    assert time.monotonic() - began < 15
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], "a worker lives on"
+    out, err = run.communicate("go on\n", timeout=60)
+    assert (out, run.returncode) == ("alive 42\n", 0), err
+    lock = make_lock(tmp_path / "run")
+    take(lock)  # and the directory is free
+    lock.release()
+
+
+def is_worker(process):
+    return "forkserver" not in " ".join(process.cmdline()[:4]) or bool(process.parent().cmdline() == process.cmdline())
+
+
+def wait_for(condition, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("waits_for", ["disk", "worker"])
+def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(waits_for, tmp_path):
+    import pty
+
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym\n"
+    code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]})\n"
+    if waits_for == "disk":
+        code += "from a2c import record\n"
+        code += "def refuse(*args, **kwargs): raise OSError(28, 'No space left on device')\n"
+        code += "record.save_checkpoint = refuse\n"
+    code += "from a2c.cli import train; sys.exit(train(sys.argv[4:]))"
+    flags = [flag for flag in troubled(tmp_path, "hang") if flag != "--no-progress"]
+    if waits_for == "disk":
+        (tmp_path / "order").unlink()
+    arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
+    arguments += ["--backend", "async", "--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
+    arguments += ["--total-env-steps", "640"] if waits_for == "disk" else []
+    screen, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    run = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = bytearray()
+
+    def read():
+        while True:
+            try:
+                shown.extend(os.read(screen, 65536))
+            except OSError:
+                return
+
+    threading.Thread(target=read, daemon=True).start()
+    wait_for(lambda: b"No space left" in shown if waits_for == "disk" else (tmp_path / "hanging").exists())
+    time.sleep(1.0)
+    family = psutil.Process(run.pid).children(recursive=True)
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    assert run.wait(15) == 130
+    wait_for(lambda: b"\x1b[?25h" in shown, 5)
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0 and b"Traceback" not in shown
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_run_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):
