@@ -21,7 +21,7 @@ from a2c.config import Config
 from a2c.envs import Spaces
 from a2c.games import Episode
 from a2c.learner import Learner
-from a2c.normalizers import slots_like
+from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 from a2c.rollout import Progress
 from a2c.workers import READY, Part, Workers, parts_of, share
 
@@ -35,7 +35,7 @@ class Account(NamedTuple):
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
-    statistics: list[nn.Module]  # [W] normalisers, each fed by one worker; empty where the network has none
+    statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
 
     def over(self) -> bool:
         """True once the workers together have played enough."""
@@ -44,7 +44,7 @@ class Account(NamedTuple):
     def merge_into(self, net: nn.Module) -> None:
         """Give `net` the pixel statistics of all workers together."""
         if self.statistics:
-            net.normalizer.merge(self.statistics)
+            net.normalizer.merge(self.statistics)  # type: ignore[operator, union-attr]
 
 
 class Report(NamedTuple):
@@ -70,7 +70,7 @@ class A3C:
         parts = parts_of(config, learner.env_steps)
         counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
-        statistics = slots_like(learner.net.normalizer, len(parts))
+        statistics = slots_like(learner.statistics, len(parts))
         self.account = account = Account(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
@@ -84,7 +84,9 @@ class A3C:
 
     def advance(self) -> Progress:
         """Wait for reports and add them up."""
-        env_steps, episodes = 0, []
+        assert self.workers is not None
+        env_steps = 0
+        episodes: list[Episode] = []
         seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
         for _, report in self.workers.receive():
             env_steps += report.env_steps
@@ -99,7 +101,8 @@ class A3C:
 
     def settle(self) -> Progress:
         """Let the workers finish their rollouts and leave; what they still reported."""
-        env_steps, episodes = 0, []
+        env_steps = 0
+        episodes: list[Episode] = []
         if self.workers is not None:
             self.account.limit.zero_()
             while self.workers.at_work:

@@ -59,7 +59,8 @@ def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None =
 def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
     """An environment that is no Atari game: as registered; observations that are no array become one vector."""
     try:
-        drawn = {} if render_mode is None else {"render_mode": render_mode}  # many constructors take none
+        # Many constructors take no render_mode.
+        drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         env = gym.make(spec, disable_env_checker=True, **drawn)
     except (gym.error.Error, TypeError) as error:
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
@@ -119,7 +120,9 @@ class AtariGame(AtariEnv):
     def seed_game(self, seed: int | None = None) -> tuple[int, int]:
         return super().seed_game(self._fresh_seed if seed is None else seed)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin a game: up to `noop_max` no-ops, then FIRE where the game has that button."""
         # Loading the ROM takes 0.1 s: once, not again at the first reset with the seed it was loaded with.
         already_seeded, self._fresh_seed = seed == self._fresh_seed, None
@@ -138,7 +141,9 @@ class AtariGame(AtariEnv):
         self.ale.getScreenGrayscale(self.pooled)
         return self._observe(), self._info()
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(  # type: ignore[override]
+        self, action: Any
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One decision: the action for 4 frames or until the game ends; the last two frames are pooled."""
         reward = self._emulate(action) + self._emulate(action) + self._emulate(action)
         terminated = self.ale.game_over()

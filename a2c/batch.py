@@ -194,11 +194,11 @@ class SlidingWindows:
         obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], own memory
         finals = {tuple(i): o.cpu() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
         rewards = rollout.rewards.clamp(-self.reward_clip, self.reward_clip) if self.reward_clip else rollout.rewards
-        actions, rewards = rollout.actions.tolist(), rewards.tolist()
+        actions, clipped = rollout.actions.tolist(), rewards.tolist()
         terminated, truncated = rollout.terminated.tolist(), rollout.truncated.tolist()
         for t in range(len(actions)):
             for n, window in enumerate(self.open):
-                window.append((obs[t, n], actions[t][n], rewards[t][n]))
+                window.append((obs[t, n], actions[t][n], clipped[t][n]))
                 if terminated[t][n] or truncated[t][n]:
                     while window:
                         self._emit(window, finals.get((t, n)))

@@ -78,7 +78,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         advice = "update a2c" if newer else "use the version of a2c that wrote it"
         raise CheckpointError(f"checkpoint {path} has format {version!r}, this a2c reads {FORMAT}: {advice}")
     with loading(path):
-        return to_arrays(state)
+        loaded: dict[str, Any] = to_arrays(state)
+    return loaded
 
 
 def _check_archive(path: Path) -> None:

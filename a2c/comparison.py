@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -71,7 +72,7 @@ def check_runs(out: Path, plan: Mapping[str, Config]) -> None:
                 raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: take another out")
 
 
-def _wait(run: subprocess.Popen, request: StopRequest) -> int:
+def _wait(run: subprocess.Popen[bytes], request: StopRequest) -> int:
     """The exit code of `run`, which is asked to stop when this process is (Ctrl-C reaches both anyway)."""
     asked = False
     while True:
@@ -82,7 +83,7 @@ def _wait(run: subprocess.Popen, request: StopRequest) -> int:
             run.terminate()
 
 
-def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> list[dict[str, object]]:
+def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
     """A row of COLUMNS per run. Speeds are those of the whole run, start of the workers not counted."""
     rows = []
     for algorithm in algorithms:
@@ -93,7 +94,8 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
             episodes, last = read_episodes(run_dir), {name: float(values[-1]) for name, values in metrics.items()}
             means = moving_mean(episodes["score"])
             means[: WINDOW - 1] = -np.inf
-            there = [] if config.target_score is None else np.flatnonzero(means >= config.target_score)
+            target = np.inf if config.target_score is None else config.target_score
+            there = np.flatnonzero(means >= target)
             seconds, lags = last["seconds"], metrics["lag"][np.isfinite(metrics["lag"])]
             rows.append(
                 {
@@ -112,7 +114,7 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
     return rows
 
 
-def report(out: Path, rows: Sequence[dict[str, object]]) -> None:
+def report(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write compare.csv, draw compare.png, print the table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
@@ -129,7 +131,7 @@ def report(out: Path, rows: Sequence[dict[str, object]]) -> None:
     Console(width=max(Console().width, 130)).print(table)
 
 
-def _draw(out: Path, rows: Sequence[dict[str, object]]) -> None:
+def _draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     config = Config.from_json((out / f"{rows[0]['algorithm']}-{rows[0]['seed']}" / "config.json").read_text("utf-8"))

@@ -76,7 +76,7 @@ class Compute:
         if self.precision == torch.float32 and not apart:
             return net
         twin = copy.deepcopy(net)
-        twin.normalizer = getattr(net, "normalizer", None)
+        twin.normalizer = getattr(net, "normalizer", None)  # type: ignore[assignment]
         for module in twin.modules():
             if not isinstance(module, OutputLayer):  # these stay in float32
                 for parameter in module.parameters(recurse=False):
@@ -88,7 +88,7 @@ class Compute:
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
-        """End the threads, but for one that hangs; the last one closed gives the caller back what was set for the run."""
+        """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
         self.pool.shutdown(wait=self.rest(), cancel_futures=True)
         if self in _open:
             _open.remove(self)
@@ -116,7 +116,8 @@ def refresh(twin: nn.Module, net: nn.Module) -> None:
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """`auto`: bfloat16 where the processor multiplies it natively, else float32."""
     if name != "auto":
-        return getattr(torch, name)
+        precision: torch.dtype = getattr(torch, name)
+        return precision
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return torch.bfloat16 if getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16") else torch.float32
+    return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
     sums = np.cumsum(np.insert(scores, 0, 0.0))
     ends = np.arange(1, len(scores) + 1)
     begins = np.maximum(ends - window, 0)
-    return (sums[ends] - sums[begins]) / (ends - begins)
+    means: np.ndarray = (sums[ends] - sums[begins]) / (ends - begins)
+    return means
 
 
 def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path | None:
@@ -62,7 +64,7 @@ def picture(figure: Figure) -> bytes:
     return content.getvalue()
 
 
-def _steps_to_minutes(steps: np.ndarray, minutes: np.ndarray):
+def _steps_to_minutes(steps: np.ndarray, minutes: np.ndarray) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Forward and inverse maps between the two horizontal axes (a straight line through the run)."""
     rate = minutes[-1] / steps[-1] if steps[-1] > 0 and minutes[-1] > 0 else 1.0
     return (lambda x: x * rate), (lambda x: x / rate)

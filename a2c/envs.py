@@ -42,6 +42,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     spec = spec or checked_spec(config)
     seeds = row_seeds(config) if seeds is None else list(seeds)
     envs = [partial(make_resumable, config, spec, seed) for seed in seeds]
+    vector: VectorEnv
     try:
         if config.backend == "async":
             vector = _workers(config, envs)
@@ -83,8 +84,9 @@ def probe_spaces(config: Config) -> Spaces:
     """
     spec = checked_spec(config)
     env = make_env(config, spec, config.seed)
-    space = env.observation_space
-    spaces = Spaces(space.shape, int(env.action_space.n), space.dtype, is_atari(spec))
+    space, actions = env.observation_space, env.action_space
+    assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # make_env sees to it
+    spaces = Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec))
     env.close()
     return spaces
 
@@ -113,7 +115,8 @@ def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 
 
 def row_seeds(config: Config, env_steps: int = 0) -> list[int]:
     """A seed per environment, far from those of neighbouring run seeds (numpy's SeedSequence)."""
-    return (np.random.SeedSequence((config.seed, env_steps)).generate_state(config.num_envs) >> 1).tolist()
+    states = np.random.SeedSequence((config.seed, env_steps)).generate_state(config.num_envs)
+    return [int(state) >> 1 for state in states]
 
 
 def _native(config: Config, spec: EnvSpec) -> VectorEnv:
@@ -138,11 +141,12 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
 
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
     """A process per environment; WorkerError when one of them fails to start, and then none is left."""
-    before, seen = set(multiprocessing.active_children()), set()
+    before = set(multiprocessing.active_children())
+    seen: set[BaseProcess] = set()
 
-    def started() -> set[BaseProcess]:
+    def started() -> list[BaseProcess]:
         seen.update(process for process in multiprocessing.active_children() if process not in before)
-        return seen
+        return list(seen)
 
     watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
@@ -164,7 +168,7 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
     finally:
         watchdog.close()
     # With this end open here, reading the queue of errors would wait for ever once all workers have died.
-    vector.error_queue._writer.close()
+    vector.error_queue._writer.close()  # type: ignore[attr-defined]
     return vector
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from a2c.games import WorkerError, worker_error
 from a2c.recurrent import empty_memory, step
 
 
-def load_policy(run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False) -> tuple[Config, nn.Module, dict]:
+def load_policy(
+    run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False
+) -> tuple[Config, nn.Module, dict[str, Any]]:
     """Config, network (in evaluation mode) and checkpoint of a run.
 
     Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown

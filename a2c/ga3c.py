@@ -69,6 +69,7 @@ class GA3C:
 
     def advance(self) -> Progress:
         """Take rollouts off the players and learn as soon as a batch is together."""
+        assert self.workers is not None and self.predictor is not None
         self.predictor.check()
         before = self.learner.env_steps
         seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
@@ -93,6 +94,7 @@ class GA3C:
             return []
         waiting, episodes = Rollout.join(self.queue), []
         full = have // self.columns * self.columns
+        assert self.workers is not None and self.predictor is not None
         for low in range(0, full, self.columns):
             batch = waiting.columns(low, low + self.columns)
             self.learner.learn(batch, batches=1)
@@ -125,7 +127,13 @@ def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
     config = part.config
     compute = Compute(config)
     net = RemoteNetwork(desk, ask)
-    collector = Collector([part.make_envs()], net, config.rollout_steps, compute, part.sampling_seed)
+    collector = Collector(
+        [part.make_envs()],
+        net,  # type: ignore[arg-type]  # it is called like one
+        config.rollout_steps,
+        compute,
+        part.sampling_seed,
+    )
     pipe.send(Played(collector.buffers.next_obs.numpy(), {}, [], {}))
     names = [field.name for field in fields(Rollout) if field.name != "episodes"]
     while True:

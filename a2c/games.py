@@ -71,8 +71,10 @@ class GameEnvs(VectorWrapper):
         super().__init__(env)
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
             raise ValueError(f"autoreset_mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
-        if not isinstance(env.single_action_space, gym.spaces.Discrete):
+        space = env.single_action_space
+        if not isinstance(space, gym.spaces.Discrete):
             raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
+        self.actions = space
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
         self.end_of_life = end_of_life
         self.watchdog = Watchdog(timeout, lambda: env.processes) if isinstance(env, AsyncVectorEnv) else None
@@ -81,7 +83,7 @@ class GameEnvs(VectorWrapper):
         self.lengths = np.zeros(self.num_envs, np.int64)  # [N] decisions of the running game
         self.lives = np.zeros(self.num_envs, np.int64)  # [N] lives after the last decision
 
-    def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin a new game in every row; `seed` (one number, or one per row) defaults to the rows' own."""
         seed = self.seeds if seed is None else seed
         if isinstance(self.env, AtariVectorEnv) and isinstance(seed, list):
@@ -99,12 +101,12 @@ class GameEnvs(VectorWrapper):
             raise ValueError(
                 f"actions must be integers of shape ({self.num_envs},), got {actions.dtype} {actions.shape}"
             )
-        n_actions = int(self.single_action_space.n)
+        n_actions = int(self.actions.n)
         if actions.min() < 0 or actions.max() >= n_actions:
             raise ValueError(
                 f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
             )
-        actions = actions.astype(np.int64) + self.single_action_space.start
+        actions = actions.astype(np.int64) + self.actions.start
         with self._asking():
             obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
         rewards = np.asarray(raw_rewards, np.float32)
@@ -144,8 +146,9 @@ class GameEnvs(VectorWrapper):
         if not isinstance(snapshots, list) or len(snapshots) != self.num_envs:
             raise ValueError(f"snapshots must be a list of {self.num_envs}, got a {type(snapshots).__name__}")
         with self._asking():
-            self.env.set_attr("snapshot", snapshots)
-            exact, refusals = all(self.env.get_attr("exact")), self.env.get_attr("refusal")
+            vector: Any = self.env
+            vector.set_attr("snapshot", snapshots)
+            exact, refusals = all(vector.get_attr("exact")), vector.get_attr("refusal")
         if any(refusals):
             raise ValueError(next(filter(None, refusals)))
         self.scores, self.lengths, self.lives = counters["scores"], counters["lengths"], counters["lives"]
@@ -172,19 +175,21 @@ class GameEnvs(VectorWrapper):
         if not forced and vector._state == AsyncState.DEFAULT:
             with suppress(WorkerError), self._asking():
                 vector.close(**kwargs)
-        self.watchdog.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
         if not vector.closed:
             self.kill()
 
     def kill(self) -> None:
         """End worker processes without asking them."""
-        for process in self.env.processes:
+        vector: Any = self.env
+        for process in vector.processes:
             process.kill()
-        for process in self.env.processes:
+        for process in vector.processes:
             process.join()
-        for pipe in filter(None, self.env.parent_pipes):
+        for pipe in filter(None, vector.parent_pipes):
             pipe.close()
-        self.env.closed = True
+        vector.closed = True
 
 
 def worker_error(error: Exception, watchdog: Watchdog | None, who: str = "an environment") -> WorkerError:

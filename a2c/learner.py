@@ -13,6 +13,7 @@ from a2c.batch import SlidingWindows
 from a2c.compute import Compute, refresh
 from a2c.config import Config
 from a2c.networks import make_network
+from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.optimizer import learning_rate, load_optimizer, make_optimizer
 from a2c.rollout import Rollout
 from a2c.update import Batch, Update, learn, learning_metrics
@@ -53,7 +54,8 @@ class Learner:
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
         self.env_steps = self.updates = 0
-        self.statistics = self.net.normalizer  # what `observe` feeds: a worker of A3C has its own
+        # What `observe` feeds: a worker of A3C has its own.
+        self.statistics: PixelNorm | FrameNorm | None = getattr(self.net, "normalizer", None)
         self.newest: Update | None = None
         self.lag = 0.0  # updates between acting and learning, mean over the newest rollout
         self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process

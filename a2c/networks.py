@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from a2c.config import Config
+from a2c.config import Config, Network
 from a2c.normalizers import FrameNorm, PixelNorm
 
 
@@ -116,7 +116,7 @@ class MlpA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, ...]` to `(logits [B, A], values [B, 1])`."""
-        flat = obs.to(self.policy[0].weight.dtype).flatten(1)
+        flat = obs.to(next(self.parameters()).dtype).flatten(1)
         return self.policy(flat), self.value(flat)
 
 
@@ -157,7 +157,7 @@ class LstmA2C(nn.Module):
         Returns `(logits [T * N, A], values [T * N, 1])`. The gradient flows through the whole
         window and ends where an episode starts.
         """
-        features = self._features(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # [T, N, F]
+        features = self._features(obs.flatten(0, 1)).view(*obs.shape[:2], -1)  # [T, N, F]
         logits, values = [], []
         for t in range(len(obs)):
             step_logits, step_values, memory = self._remember(features[t], memory * ~starts[t, :, None])
@@ -168,17 +168,18 @@ class LstmA2C(nn.Module):
     def _features(self, obs: Tensor) -> Tensor:
         if len(self.conv) == 0:
             return obs.to(self.lstm.weight_ih.dtype).flatten(1)
-        return self.conv(scale_pixels(obs, self)).flatten(1)
+        features: Tensor = self.conv(scale_pixels(obs, self)).flatten(1)
+        return features
 
     def _remember(self, features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden, cell = self.lstm(features, tuple(memory.to(features.dtype).chunk(2, dim=1)))
         return self.policy(hidden), self.value(hidden), torch.cat([hidden, cell], dim=1)
 
 
-def network_kind(config: Config, input_shape: tuple[int, ...]) -> str:
+def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     """The network that `auto` stands for; ValueError where the named one cannot read the observation."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
-    kind = config.network if config.network != "auto" else ("atari" if image else "mlp")
+    kind: Network = config.network if config.network != "auto" else ("atari" if image else "mlp")
     if kind not in ("mlp", "lstm") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
     if kind in ("atari", "nature", "nips") and min(input_shape[1:]) < 36:
@@ -220,27 +221,29 @@ def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, s
 
 def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
     """Pixels 0..255 as input in the network's dtype: normalised, or the classic division by 256."""
-    dtype = net.conv[0].weight.dtype
+    dtype = next(net.conv.parameters()).dtype
     if net.normalizer is not None:
-        return net.normalizer(obs).to(dtype)
+        obs = net.normalizer(obs)
+        return obs.to(dtype)
     return obs.to(dtype) / 256  # exact in bfloat16 too: 8 bits, divided by a power of two
 
 
 def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of features that `conv` makes of one observation."""
     with torch.no_grad():
-        return conv(torch.zeros(1, *input_shape)).numel()
+        features: Tensor = conv(torch.zeros(1, *input_shape))
+    return features.numel()
 
 
-def orthogonal_init(net: nn.Module) -> None:
+def orthogonal_init(net: AtariA2C | SharedA2C | MlpA2C | LstmA2C) -> None:
     """Orthogonal weights: gain sqrt(2), 0.01 for the logits (an almost uniform start), 1 for the value."""
     for module in net.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(module.weight, math.sqrt(2))
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LSTMCell):
             for name, parameter in module.named_parameters():
                 nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
     for head, gain in ((net.policy, 0.01), (net.value, 1.0)):
-        last = head[-1] if isinstance(head, nn.Sequential) else head
-        nn.init.orthogonal_(last.weight, gain)
+        nn.init.orthogonal_(list(head.parameters())[-2], gain)  # the last layer's weight; its bias comes after it

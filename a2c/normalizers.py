@@ -130,9 +130,11 @@ class FrameNorm(nn.Module):
         self.count.fill_(sum(counts))
 
 
-def slots_like(normalizer: nn.Module | None, number: int) -> list[nn.Module]:
+def slots_like(normalizer: PixelNorm | FrameNorm | None, number: int) -> list[PixelNorm | FrameNorm]:
     """So many copies, to be fed apart and merged: the first has seen what `normalizer` has, the others nothing."""
-    slots: list[nn.Module] = [] if normalizer is None else [copy.deepcopy(normalizer) for _ in range(number)]
+    slots: list[PixelNorm | FrameNorm] = (
+        [] if normalizer is None else [copy.deepcopy(normalizer) for _ in range(number)]
+    )
     for slot in slots[1:]:
         for buffer in slot.buffers():
             buffer.zero_()

@@ -53,7 +53,8 @@ class Predictor:
         self.net = copy.deepcopy(learner.twin)  # the learner moves its own while this one answers
         self.version = learner.updates
         self._lock = threading.Lock()  # held while the parameters are read or replaced
-        self._over, self._trouble = False, None
+        self._over = False
+        self._trouble: WorkerError | None = None
         self._thread = threading.Thread(target=self._answer, name="a2c-predictor", daemon=True)
         self._thread.start()
 
@@ -82,6 +83,7 @@ class Predictor:
             while not self._over:
                 questions = []
                 for pipe in wait(list(self.desks), timeout=0.1):
+                    assert isinstance(pipe, Connection)
                     try:
                         pipe.recv_bytes()
                         questions.append(pipe)
@@ -104,7 +106,7 @@ class Predictor:
             logits, values, memory = step(self.net, obs, memory, going_on)
             version = self.version
         sizes = [len(desk.obs) for desk in desks]
-        parts = (tensor.float().cpu().split(sizes) for tensor in (logits, values, memory))
+        parts = (torch.split(tensor.float().cpu(), sizes) for tensor in (logits, values, memory))
         for pipe, desk, logits, values, memory in zip(questions, desks, *parts, strict=True):
             desk.logits.copy_(logits)
             desk.values.copy_(values)

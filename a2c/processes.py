@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
+from typing import Any
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; they are the run's business
 
@@ -41,7 +42,8 @@ def worker_context(preload: Sequence[str]) -> str:
 def without_main() -> Iterator[None]:
     """Keep workers from importing the caller's script, and all that it imports, once per process."""
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
+    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
     main.__spec__ = None
     try:
         yield
@@ -58,7 +60,9 @@ def settle_in() -> None:
 
 def _end_with_parent() -> None:
     """End this worker when the run's process is gone, even while its environment hangs."""
-    wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    wait([parent.sentinel])
     os._exit(1)
 
 

@@ -84,13 +84,15 @@ def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, 
     generator = torch.Generator().manual_seed(seed)
     with _failing():
         obs, _ = env.reset(seed=env_seed)
+    assert isinstance(env.action_space, gym.spaces.Discrete)  # make_env sees to it
+    first_action = int(env.action_space.start)
     memory, starts = empty_memory(net, 1), torch.ones(1, dtype=torch.bool)
     yield _picture(env)
     while not film.ended and film.length < LONGEST:
         logits, _, memory = step(net, torch.from_numpy(np.array(obs)[None]), memory, starts)
         action = choose(logits, greedy, generator)
         with _failing():
-            obs, reward, terminated, truncated, _ = env.step(int(action) + int(env.action_space.start))
+            obs, reward, terminated, truncated, _ = env.step(int(action) + first_action)
         starts = torch.zeros(1, dtype=torch.bool)
         film.score, film.length, film.ended = film.score + float(reward), film.length + 1, terminated or truncated
         yield _picture(env)
@@ -127,7 +129,7 @@ def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
             picture = picture.repeat(scale, axis=0).repeat(scale, axis=1)
             height, width = (size // 2 * 2 for size in picture.shape[:2])  # the codec wants even sizes
             if not written:
-                writer.open(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, (width, height))
+                writer.open(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
             writer.write(np.ascontiguousarray(picture[:height, :width, ::-1]))
             written += 1
     finally:

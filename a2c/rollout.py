@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,25 @@ class Progress(NamedTuple):
     env_steps: int
     episodes: list[Episode]
     seconds: dict[str, float]
+
+
+class Driver(Protocol):
+    """Who plays and learns: what the trainer asks of `a2c`, `a3c` and `ga3c` alike."""
+
+    def start(self, state: dict[str, Any] | None) -> bool:
+        """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
+
+    def advance(self) -> Progress:
+        """Play and learn for a while."""
+
+    def settle(self) -> Progress:
+        """Finish what is under way."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The games as they stand, as far as they can be saved."""
+
+    def close(self, failed: bool = False) -> None:
+        """End the environments; `failed`: who knows which of them still answer, so no good-byes."""
 
 
 @dataclass
@@ -80,20 +99,22 @@ class Rollout:
         def make(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
-        flags = [make(torch.bool, steps, num_envs) for _ in range(3)]
         return Rollout(
-            make(like.dtype, steps, num_envs, *obs_shape),
-            make(torch.int64, steps, num_envs),
-            make(torch.float32, steps, num_envs),
-            *flags,
-            *(make(torch.float32, steps, num_envs) for _ in range(2)),
-            make(torch.float32, num_envs, memory_size),
-            torch.zeros(num_envs, dtype=torch.float64),  # on the host, where it is read
-            make(like.dtype, num_envs, *obs_shape),
-            make(torch.float32, num_envs, memory_size),
-            make(torch.int64, 0, 2),
-            make(like.dtype, 0, *obs_shape),
-            make(torch.float32, 0, memory_size),
+            obs=make(like.dtype, steps, num_envs, *obs_shape),
+            actions=make(torch.int64, steps, num_envs),
+            rewards=make(torch.float32, steps, num_envs),
+            terminated=make(torch.bool, steps, num_envs),
+            truncated=make(torch.bool, steps, num_envs),
+            starts=make(torch.bool, steps, num_envs),
+            values=make(torch.float32, steps, num_envs),
+            log_probs=make(torch.float32, steps, num_envs),
+            memory=make(torch.float32, num_envs, memory_size),
+            versions=torch.zeros(num_envs, dtype=torch.float64),  # on the host, where it is read
+            next_obs=make(like.dtype, num_envs, *obs_shape),
+            next_memory=make(torch.float32, num_envs, memory_size),
+            final_index=make(torch.int64, 0, 2),
+            final_obs=make(like.dtype, 0, *obs_shape),
+            final_memory=make(torch.float32, 0, memory_size),
         )
 
     def check(self) -> None:

@@ -54,7 +54,7 @@ ABOVE_ZERO = ("learning_rate", "adam_eps", "rmsprop_eps", "log_every", "env_time
 
 def check(config: Any) -> None:
     """Raise ValueError naming the field, the rule and the value of the first bad setting of a `Config`."""
-    for name, hint in _hints(type(config)).items():
+    for name, hint in _hints(type(config)).items():  # type: ignore[arg-type]  # a class is hashable
         value = getattr(config, name)
         if get_origin(hint) is Literal:
             check_choice(name, value, get_args(hint))

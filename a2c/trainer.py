@@ -1,8 +1,6 @@
 """The life of a run, whichever driver plays and learns: start, advance, log, save, heal, end.
 
-A driver (`Synchronous`, `A3C`, `GA3C`) has the methods `start(games) -> the games go on`,
-`advance() -> Progress`, `settle() -> Progress` (finish what is under way), `state_dict() -> games`
-and `close()`. Drivers know nothing of each other; what they optimise is the same `Learner`.
+The drivers (`Synchronous`, `A3C`, `GA3C`) know nothing of each other; what they optimise is the same `Learner`.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -20,19 +19,23 @@ from a2c.compute import Compute
 from a2c.config import Config
 from a2c.directory import make_lock, run_directory
 from a2c.display import Display, score
-from a2c.envs import probe_spaces
+from a2c.envs import Spaces, probe_spaces
 from a2c.ga3c import GA3C
 from a2c.games import WorkerError
 from a2c.learner import Learner, check_finite
 from a2c.logger import Meter, Scores, metrics_row
 from a2c.networks import resolve
 from a2c.record import BEST, LATEST, Record
-from a2c.rollout import Progress
+from a2c.rollout import Driver, Progress
 from a2c.signals import StopRequest, stop_on_signals
 from a2c.synchronous import Synchronous
 from a2c.trial import can_go_on
 
-DRIVERS = {"a2c": Synchronous, "a3c": A3C, "ga3c": GA3C}
+DRIVERS: dict[str, Callable[[Config, Spaces, Learner, Compute], Driver]] = {
+    "a2c": Synchronous,
+    "a3c": A3C,
+    "ga3c": GA3C,
+}
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
@@ -46,7 +49,7 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
         self.lock = make_lock(self.run_dir)
-        self.record: Record | None = None
+        self._record: Record | None = None
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
@@ -97,7 +100,7 @@ class Trainer:
                     except WorkerError as error:
                         self._heal(error)
             except WorkerError:
-                if not self.stop or self.record is not None:
+                if not self.stop or self._record is not None:
                     raise
                 return 128 + self.stop.number  # it ended workers that had just been started
             except KeyboardInterrupt:  # a second SIGINT
@@ -107,6 +110,13 @@ class Trainer:
                 self.close()
             self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
         return 128 + self.stop.number if self.stop else 0
+
+    @property
+    def record(self) -> Record:
+        """The files and the display; RuntimeError before the run has begun."""
+        if self._record is None:
+            raise RuntimeError("a run has a record once it has started")
+        return self._record
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that cannot be."""
@@ -135,7 +145,7 @@ class Trainer:
         """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
             closing.callback(self.lock.release)
-            for part in (self.record, getattr(self, "driver", None), self.compute):
+            for part in (self._record, getattr(self, "driver", None), self.compute):
                 if part is not None:
                     closing.callback(part.close)
 
@@ -181,7 +191,7 @@ class Trainer:
 
     def _open_record(self) -> None:
         env_steps = self.learner.env_steps
-        self.record = Record(self.lock, self.config, env_steps if self.resumed else None)
+        self._record = Record(self.lock, self.config, env_steps if self.resumed else None)
         if self.resumed:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
             self.record.say(f"resumed at {env_steps:,} env_steps; {games}")

@@ -38,7 +38,7 @@ def can_go_on(config: Config, games: Any) -> bool:
 
 
 def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
-    context = multiprocessing.get_context(worker_context(["a2c.envs"]))
+    context: Any = multiprocessing.get_context(worker_context(["a2c.envs"]))
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_restore_and_play, args=(config, spec, snapshots, there), daemon=True)
     tried, exact, news = READY, True, None
@@ -68,7 +68,7 @@ def _restore_and_play(config: Config, spec: EnvSpec, snapshots: Sequence[Any], p
     settle_in()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of a corrupted heap
     _leave_no_core()
-    env = make_resumable(config, spec, 0)
+    env: Any = make_resumable(config, spec, 0)
     env.reset(seed=0)
     pipe.send((READY, True))
     for number, snapshot in enumerate(snapshots):

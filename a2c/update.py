@@ -90,12 +90,13 @@ def _gradients(
         reward_clip=config.reward_clip,
     )
     if isinstance(batch, Rollout):
-        obs = states.unflatten(0, batch.actions.shape)
+        obs = states.view(*batch.actions.shape, *states.shape[1:])
         logits, values = replay(net, obs, batch.starts.to(compute.device), batch.memory.to(compute.device))
     else:
         logits, values = net(states)
-    weighted = moved and isinstance(batch, Rollout)
-    behaviour = batch.log_probs.flatten().to(compute.device) if weighted else None
+    behaviour = None
+    if moved and isinstance(batch, Rollout):
+        behaviour = batch.log_probs.flatten().to(compute.device)
     loss = a2c_loss(
         logits,
         values,

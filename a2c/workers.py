@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
     number: int
     config: Config  # as if the worker's environments were all there are
-    spec: CloudpickleWrapper  # of an EnvSpec: the caller's script may have registered it, which no worker runs
+    spec: Any  # a CloudpickleWrapper of an EnvSpec: the caller's script may have registered it, which no worker runs
     seeds: list[int]  # one per environment
     sampling_seed: int
 
@@ -64,7 +64,7 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
     else:  # players of ga3c learn nothing: its trainer cuts the batches
         dealt = np.array_split(seeds, min(len(seeds), config.workers or 2 * cores))
         shares = [(own.tolist(), 1) for own in dealt]
-    parts, spec = [], CloudpickleWrapper(checked_spec(config))
+    parts, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]
     for number, (own, learned) in enumerate(shares):
         mine = replace(config, backend=backend, threads=1, workers=0, cuda=False)
         mine = replace(mine, num_envs=len(own), batches_per_rollout=learned)
@@ -81,7 +81,7 @@ def share(tensors: Iterable[Tensor]) -> None:
     """Move tensors to shared memory, in place; WorkerError where there is none left."""
     try:
         for tensor in tensors:
-            tensor.share_memory_()
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         raise WorkerError(f"no shared memory for the workers: {' '.join(str(error).split())[:200]}") from error
 
@@ -95,7 +95,11 @@ class Workers:
     """
 
     def __init__(
-        self, work: Callable[..., None], arguments: Sequence[tuple], timeout: float, preload: Sequence[str] = ()
+        self,
+        work: Callable[..., None],
+        arguments: Sequence[tuple[Any, ...]],
+        timeout: float,
+        preload: Sequence[str] = (),
     ) -> None:
         self.timeout = timeout
         self.pipes: dict[Connection, int] = {}  # of workers that are at work; their numbers
@@ -104,7 +108,7 @@ class Workers:
         self.processes: list[BaseProcess] = []
         self.watchdog = Watchdog(timeout, lambda: self.processes)
         try:
-            context = multiprocessing.get_context(worker_context([work.__module__, *preload]))
+            context: Any = multiprocessing.get_context(worker_context([work.__module__, *preload]))
             with without_main():
                 for number, own in enumerate(arguments):
                     here, there = context.Pipe()
@@ -184,7 +188,7 @@ class Workers:
         self.pipes = {}
 
 
-def _run(work: Callable[..., None], arguments: tuple, pipe: Connection) -> None:
+def _run(work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
     """What a worker process runs."""
     settle_in()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group, too, is the parent's business
