@@ -41,10 +41,12 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'a2c' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"a2c.{_HOME[name]}"), name)
+if not TYPE_CHECKING:  # a checker that sees it would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'a2c' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"a2c.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

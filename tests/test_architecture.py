@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mypy import api
 
 import a2c
 
@@ -13,7 +14,7 @@ PACKAGE = Path(a2c.__file__).parent
 ORDER = (
     *("presets", "rules", "config", "flags", "processes", "files", "directory", "returns", "losses"),
     *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs", "trial"),
-    *("rollout", "collector", "batch", "optimizer", "update", "learner"),
+    *("rollout", "collector", "batch", "unpack_batch", "optimizer", "update", "learner"),
     *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals"),
     *("synchronous", "workers", "a3c", "predictor", "ga3c", "trainer", "comparison", "cli", "__main__"),
 )
@@ -82,6 +83,40 @@ def test_every_public_name_resolves_and_is_documented(name):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'a2c' has no attribute 'Nonsense'"):
         _ = a2c.Nonsense
+
+
+STATEMENTS = {
+    "first of all": "import a2c.unpack_batch",
+    "after its use, twice": "import a2c, a2c.batch; a2c.unpack_batch; import a2c.unpack_batch; import a2c.unpack_batch",
+    "before a reload": "import a2c.unpack_batch, importlib as i; i.import_module('a2c.unpack_batch'); i.reload(a2c)",
+}
+
+
+@pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
+def test_importing_unpack_batch_as_a_module_leaves_the_function(statement):
+    code = f"{statement}\nimport pickle, a2c, a2c.batch\nfrom a2c import unpack_batch\n"
+    code += "assert a2c.unpack_batch is unpack_batch is a2c.batch.unpack_batch\n"
+    code += "assert pickle.loads(pickle.dumps(unpack_batch)) is unpack_batch\n"
+    code += "print(unpack_batch([a2c.Experience([1, 2], 0, 3.0, None)], None)[2].tolist())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[3.0]\n", "")
+
+
+def test_type_checkers_know_every_public_name_and_no_other(tmp_path):
+    # What others wrote is skipped here, which leaves a few seconds of reading.
+    config = tmp_path / "mypy.ini"
+    others = ["torch", "numpy", "gymnasium", "ale_py", "cv2", "matplotlib", "PIL", "rich", "tyro", "tensorboardX"]
+    config.write_text(
+        f"[mypy]\nmypy_path = {PACKAGE.parent}\nfollow_imports = silent\nignore_missing_imports = True\n"
+        f"[mypy-{','.join(name + '.*' for name in others)}]\nfollow_imports = skip\nfollow_imports_for_stubs = True\n"
+    )
+    names = "\n".join(f"a2c.{name}" for name in a2c.__all__)
+    code = f"import a2c\n{names}\na2c.nonsense\nimport a2c.unpack_batch\na2c.unpack_batch([], a2c.AtariA2C())\n"
+    out, err, _ = api.run(["--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), "-c", code])
+    line = 2 + len(a2c.__all__)
+    assert err == ""
+    assert out.splitlines()[0] == f'<string>:{line}: error: Module has no attribute "nonsense"  [attr-defined]'
+    assert len(out.splitlines()) == 2, out  # and the summary
 
 
 def test_the_package_is_marked_as_typed():

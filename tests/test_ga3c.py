@@ -9,7 +9,6 @@ from multiprocessing import Pipe
 
 import pytest
 import torch
-from toys import same
 
 from a2c.checkpoint import load_checkpoint
 from a2c.collector import Collector
@@ -220,11 +219,6 @@ def test_lagging_samples_are_weighted(setting):
     assert learner.metrics()["ratio"] == 1.0
     learner.learn(rollout, batches=1)  # its version is 0, the network has seen one update
     assert learner.metrics()["ratio"] < 0.02 and learner.lag == 1.0
-
-
-def test_a_rollout_on_its_device_is_the_same():
-    rollout = Rollout.empty(3, torch.zeros(2, 4))
-    assert same(vars(rollout.to(torch.device("cpu"))), vars(rollout))
 
 
 def test_the_guard_is_on_for_ga3c_alone():
