@@ -72,6 +72,9 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         newer = isinstance(version, int) and version > FORMAT
         advice = "update a2c" if newer else "use the version of a2c that wrote it"
         raise CheckpointError(f"checkpoint {path} has format {version!r}, this a2c reads {FORMAT}: {advice}")
+    for name in ("env_steps", "updates"):
+        if type(state[name]) is not int or not 0 <= state[name] < 2**53:
+            raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
     with loading(path):
         return to_arrays(state)
 

@@ -8,7 +8,7 @@ from a2c.atari import find_spec, is_atari, make_env
 from a2c.checkpoint import load_checkpoint
 from a2c.config import Config
 
-IDS = [name for name, spec in gym.registry.items() if str(spec.entry_point).startswith("gymnasium.")]
+IDS = [name for name, spec in gym.registry.items() if not is_atari(spec)]
 PLAYED = {  # what the documented install brings; the others need jax, Box2D or MuJoCo, or are continuous
     *(
         "CartPole-v0",
@@ -26,15 +26,13 @@ PLAYED = {  # what the documented install brings; the others need jax, Box2D or 
 def test_every_id_of_gymnasium_can_be_made_or_is_refused_in_one_line():
     made = set()
     for name in IDS:
-        spec = find_spec(name)
-        assert not is_atari(spec)
         try:
-            make_env(Config(env=name, backend="sync"), spec, 0).close()
+            make_env(Config(env=name, backend="sync"), find_spec(name), 0).close()
         except ValueError as error:
             assert str(error).startswith("env must ") and name in str(error)
         else:
             made.add(name)
-    assert made >= PLAYED and len(IDS) > 60
+    assert made >= PLAYED and len(IDS) > 50
 
 
 @pytest.mark.parametrize("name", IDS)
