@@ -183,7 +183,7 @@ def test_what_cannot_be_filmed_is_refused_in_one_line(flags, parts, run, capsys)
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("pygame") is None, reason="pygame-ce, which the install brings, is missing"
+    importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing"
 )
 def test_cartpole_can_be_filmed(tmp_path, capfd):
     run_dir = tmp_path / "run"
