@@ -182,9 +182,7 @@ def test_what_cannot_be_filmed_is_refused_in_one_line(flags, parts, run, capsys)
     assert line.startswith("error: ") and line.count("\n") == 1 and all(part in line for part in parts), line
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing"
-)
+@pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing")
 def test_cartpole_can_be_filmed(tmp_path, capfd):
     run_dir = tmp_path / "run"
     assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
