@@ -62,7 +62,7 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
         # Many constructors take no render_mode.
         drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         env = gym.make(spec, disable_env_checker=True, **drawn)
-    except (gym.error.Error, TypeError) as error:
+    except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
         raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")

@@ -77,6 +77,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         newer = isinstance(version, int) and version > FORMAT
         advice = "update a2c" if newer else "use the version of a2c that wrote it"
         raise CheckpointError(f"checkpoint {path} has format {version!r}, this a2c reads {FORMAT}: {advice}")
+    for name in ("env_steps", "updates"):
+        if type(state[name]) is not int or not 0 <= state[name] < 2**53:
+            raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
     with loading(path):
         loaded: dict[str, Any] = to_arrays(state)
     return loaded

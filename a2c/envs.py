@@ -23,11 +23,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import Config, available_cores
 from a2c.games import GameEnvs, WorkerError, worker_error
-from a2c.processes import without_main, worker_context
+from a2c.processes import allow_open_files, without_main, worker_context
 from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
 
+FILES_PER_WORKER, MORE_FILES = 4, 64  # that its parent has open: pipes, sentinels; what else a run may open
 START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
 
 
@@ -103,6 +104,8 @@ def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 
     `env_steps`, the age of a resumed run, keeps it from playing its first games again.
     """
     made: list[GameEnvs] = []
+    if config.backend == "async":
+        _allow_workers(config.num_envs)
     try:
         for seeds in np.array_split(row_seeds(config, env_steps), groups):
             made.append(make_envs(replace(config, num_envs=len(seeds), threads=threads), seeds.tolist()))
@@ -141,6 +144,7 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
 
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
     """A process per environment; WorkerError when one of them fails to start, and then none is left."""
+    _allow_workers(len(envs))
     before = set(multiprocessing.active_children())
     seen: set[BaseProcess] = set()
 
@@ -170,6 +174,16 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
     # With this end open here, reading the queue of errors would wait for ever once all workers have died.
     vector.error_queue._writer.close()  # type: ignore[attr-defined]
     return vector
+
+
+def _allow_workers(count: int) -> None:
+    """Raise the limit of open files as far as `count` workers need it; ValueError where the system refuses."""
+    try:
+        allow_open_files(FILES_PER_WORKER * count + MORE_FILES)
+    except ValueError as error:
+        raise ValueError(
+            f"num_envs must leave files to open, got {count}: {error}; use fewer, or backend native or sync"
+        ) from error
 
 
 def _concurrency(config: Config) -> int:

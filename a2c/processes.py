@@ -35,7 +35,26 @@ def worker_context(preload: Sequence[str]) -> str:
         forkserver.ensure_running()  # the server and its workers inherit the mask
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if sys.platform == "linux":  # a server that runs already has the limits of earlier days, and a file per worker
+        import resource
+
+        files = resource.RLIMIT_NOFILE
+        resource.prlimit(forkserver._forkserver._forkserver_pid, files, resource.getrlimit(files))
     return "forkserver"
+
+
+def allow_open_files(more: int) -> None:
+    """Let this process, and those that it starts, open `more` files; ValueError where the system allows fewer."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    need = len(os.listdir("/dev/fd")) + more
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise ValueError(f"{need:,} open files are needed, {hard:,} are allowed (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and need > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
 @contextlib.contextmanager

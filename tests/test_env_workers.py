@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -161,3 +162,35 @@ def test_a_program_that_does_not_close_its_environments_ends():
 def test_macos_spawns_its_workers(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert worker_context([]) == "spawn"
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+from a2c.config import Config
+from a2c.envs import make_envs, make_groups
+make_envs(Config(env="CartPole-v1", num_envs=1)).close()  # the fork server runs
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+try:
+    groups = make_groups(Config(env="CartPole-v1", num_envs=60), 2)
+except ValueError as error:
+    sys.exit(str(error))
+for envs in groups:
+    envs.reset()
+    envs.step(np.zeros(30, int))
+    envs.close()
+"""
+
+
+def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
+    for most, said in (
+        (4096, ""),
+        (200, r"num_envs must leave files to open, got 60: 3\d\d open files are needed, 200 "),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", f"ulimit -Sn 64; exec {sys.executable} -c '{LIMITED}' {most}"],
+            capture_output=True,
+            text=True,
+        )
+        assert re.match(said, done.stderr) and done.returncode == bool(said), done.stderr
+        assert done.stderr.count("\n") == bool(said)

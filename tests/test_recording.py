@@ -4,8 +4,10 @@ import importlib.util
 import resource
 import subprocess
 import sys
+import tomllib
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import gymnasium as gym
@@ -180,8 +182,25 @@ def test_what_cannot_be_filmed_is_refused_in_one_line(flags, parts, run, capsys)
     assert line.startswith("error: ") and line.count("\n") == 1 and all(part in line for part in parts), line
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pygame") is not None, reason="this machine can draw CartPole")
-def test_an_environment_that_cannot_be_drawn_says_what_is_missing(tmp_path, capsys):
+@pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing")
+def test_cartpole_can_be_filmed(tmp_path, capfd):
+    run_dir = tmp_path / "run"
+    assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
+    capfd.readouterr()
+    assert cli.main(["record", str(run_dir), "--out", str(tmp_path / "game.gif")]) == 0
+    assert (tmp_path / "game.gif").stat().st_size > 1000 and capfd.readouterr().out.count("\n") == 1
+
+
+def test_the_documented_install_brings_what_draws_cartpole():
+    root = Path(cli.__file__).parent.parent
+    needs = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    gymnasium = next(need for need in needs if need.startswith("gymnasium["))
+    assert "classic-control" in gymnasium and gymnasium.endswith("<1.5")
+    assert "\npygame-ce==" in (root / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_an_environment_that_cannot_be_drawn_says_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
     run_dir = tmp_path / "run"
     assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import io
 import os
 import signal
 from dataclasses import replace
@@ -10,6 +11,7 @@ import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from test_trainer import started, wait_for
 from toys import same
 
@@ -126,6 +128,35 @@ def test_a_snapshot_restores_into_another_environment(env):
     other.snapshot = state
     assert other.exact
     assert same(play(other, actions[50:]), expected)
+
+
+def test_a_restored_game_ends_with_the_same_pictures_wherever_in_a_decision_it_ends():
+    config = Config(env="BreakoutNoFrameskip-v4", frame_size=42)
+    straight, other = (Resumable(make_env(config, find_spec(config.env), seed)) for seed in (0, 1))
+    other.reset(seed=1)
+    random, frames = np.random.default_rng(0), []
+    for game in range(8):
+        straight.reset(seed=game)
+        terminated = False
+        while not terminated:
+            snapshot, action = straight.snapshot, int(random.integers(4))
+            before = straight.unwrapped.ale.getEpisodeFrameNumber()
+            expected = straight.step(action)
+            terminated = expected[2]
+        frames.append(straight.unwrapped.ale.getEpisodeFrameNumber() - before)
+        other.snapshot = to_arrays(to_tensors(snapshot))
+        assert same(other.step(action), expected) and same(other.reset()[0], straight.reset()[0])
+    assert min(frames) < 4  # where the last picture is the one before
+
+
+def test_a_saved_atari_game_is_small():
+    game = Resumable(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    game.reset(seed=0)
+    for _ in range(50):
+        game.step(2)
+    file = io.BytesIO()
+    torch.save(to_tensors(game.snapshot), file)
+    assert len(file.getvalue()) < 20_000
 
 
 def test_games_that_do_not_come_back_exactly_start_anew_and_the_run_says_so(tmp_path, monkeypatch, capsys):
