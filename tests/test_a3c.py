@@ -114,7 +114,9 @@ def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeyp
         learner = Learner(config, (4,), 2, compute)
         driver = DRIVERS[algorithm](config, probe_spaces(config), learner, compute)
         driver.start(None)
-        assert len(driver.workers.processes) == (workers or (min(5, cores) if algorithm == "a3c" else min(10, 2 * cores)))
+        assert len(driver.workers.processes) == (
+            workers or (min(5, cores) if algorithm == "a3c" else min(10, 2 * cores))
+        )
         while learner.env_steps < 1500:
             driver.advance()
         driver.settle()
