@@ -1,7 +1,8 @@
 """A3C: workers play and learn on their own, and step one network that all of them share, without locks.
 
 Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning", algorithm S3; the steps are
-those of Hogwild! (Recht et al., 2011). Returns, loss and step are the synchronous driver's.
+those of Hogwild! (Recht et al., 2011). Returns, loss and step are the synchronous driver's: one worker gives
+the parameters of `a2c --threads 1`, bit for bit.
 """
 
 from __future__ import annotations

@@ -18,13 +18,17 @@ from rich.table import Table
 
 from a2c.config import Config
 from a2c.curve import moving_mean, picture, read_episodes
+from a2c.envs import probe_spaces
 from a2c.files import read_table, write_atomically
+from a2c.flags import parse_config
 from a2c.logger import WINDOW
+from a2c.networks import resolve
 from a2c.signals import StopRequest, stop_on_signals
 
 COLOURS = {"a2c": "tab:blue", "a3c": "tab:orange", "ga3c": "tab:green"}
-# Settings that a run resolves, or that do not change what it does.
-FREE = ("run_dir", "resume", "stop_after", "network", "precision", "lstm_units", "log_eps", "progress", "log_every")
+FREE = ("run_dir", "resume", "stop_after", "progress", "log_every")  # settings that may differ from those of a run
+# `python -m a2c train`, which is asked to stop when the comparison is gone, whatever ended that.
+TRAIN = "import sys, a2c.cli, a2c.processes; a2c.processes.stop_with_input(); sys.exit(a2c.cli.main())"
 COLUMNS = {
     "algorithm": "algorithm",
     "seed": "seed",
@@ -44,16 +48,18 @@ def train_all(out: Path, algorithms: Sequence[str], seeds: Sequence[int], flags:
 
     Returns the exit code of the first that was stopped or failed, else 0.
     """
-    request = StopRequest()
+    request, stop = StopRequest(), str(parse_config(flags).stop_after)
     with stop_on_signals(request):
         for seed in seeds:
             for algorithm in algorithms:
                 run_dir = out / f"{algorithm}-{seed}"
                 begun = (run_dir / "latest.pt").exists()
                 new = ["--algorithm", algorithm, "--seed", str(seed), "--run-dir", str(run_dir)]
-                where = ["--resume", str(run_dir)] if begun else [*flags, *new]
+                where = ["--resume", str(run_dir), "--stop-after", stop] if begun else [*flags, *new]
                 print(f"--- {algorithm}, seed {seed}", flush=True)
-                code = _wait(subprocess.Popen([sys.executable, "-m", "a2c", "train", *where]), request)
+                command = [sys.executable, "-c", TRAIN, "train", *where]
+                with subprocess.Popen(command, stdin=subprocess.PIPE) as run:
+                    code = _wait(run, request)
                 if code or request:
                     return (code if code >= 0 else 128 - code) or 128 + request.number
     return 0
@@ -66,6 +72,7 @@ def check_runs(out: Path, plan: Mapping[str, Config]) -> None:
             held = Config.from_json((out / name / "config.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
+        config = resolve(config, probe_spaces(config).obs_shape)  # as the run did
         for field in dataclasses.fields(Config):
             was, now = getattr(held, field.name), getattr(config, field.name)
             if field.name not in FREE and was != now:

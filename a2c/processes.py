@@ -77,6 +77,17 @@ def settle_in() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
+def stop_with_input() -> None:
+    """Ask this process to stop (SIGTERM) when its input, the pipe of the process that started it, is closed."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _end_with_parent() -> None:
     """End this worker when the run's process is gone, even while its environment hangs."""
     parent = multiprocessing.parent_process()

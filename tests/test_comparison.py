@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from a2c import cli
 from a2c.checkpoint import load_checkpoint
-from a2c.comparison import COLUMNS, report, summarise
+from a2c.comparison import COLUMNS, FREE, report, summarise
 
 TINY = ["--preset", "cartpole", "--num-envs", "4", "--total-env-steps", "3000", "--log-every", "0.2", "--no-progress"]
 
@@ -50,9 +51,50 @@ def test_the_same_command_takes_up_what_is_there(out, capfd):
     assert [path.read_bytes() for path in files] == before
 
 
-def test_other_flags_than_those_of_the_runs_that_are_there_are_refused(out, capsys):
-    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", "--gamma", "0.5"]) == 2
-    assert "gamma must be 0.98 as in the run" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gamma", "0.5"], "gamma must be 0.98"),
+        (["--network", "lstm"], "network must be mlp"),
+        (["--precision", "bfloat16"], "precision must be float32"),
+        (["--log-eps", "0.1"], "log_eps must be 0.0"),
+        (["--algorithms", "ga3c", "--log-eps", "0"], "log_eps must be 1e-06"),
+        (["--lstm-units", "3"], "lstm_units must be 16"),
+        (["--stop-reward", "200"], "stop_reward must be 475.0"),
+        (["--total-env-steps", "9000"], "total_env_steps must be 3000"),
+    ],
+)
+def test_other_flags_than_those_of_the_runs_that_are_there_are_refused(flags, said, out, capsys):
+    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", *flags]) == 2
+    err = capsys.readouterr().err
+    assert f"{said} as in the run" in err and err.count("\n") == 1
+
+
+def test_what_a_run_resolves_may_also_be_named(out):
+    named = [
+        "--network",
+        "mlp",
+        "--precision",
+        "float32",
+        "--lstm-units",
+        "16",
+        "--algorithms",
+        "a2c",
+        "--log-eps",
+        "0",
+    ]
+    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", *named]) == 0
+
+
+def test_every_setting_but_those_that_change_no_number_is_compared():
+    assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every"}
+
+
+def test_a_later_stop_goes_on_with_the_runs(tmp_path):
+    flags = [*TINY, "--algorithms", "a2c"]
+    for stop in (1024, 1024, 2048):  # rollouts of 128 decisions
+        assert cli.main(["compare", str(tmp_path / "out"), *flags, "--stop-after", str(stop)]) == 0
+        assert load_checkpoint(tmp_path / "out" / "a2c-0" / "latest.pt")["env_steps"] == stop
 
 
 def test_the_target_is_reached_where_a_hundred_games_say_so(out):
@@ -103,3 +145,18 @@ def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
     assert run.returncode == 128 + sign and "Traceback" not in out
     steps = load_checkpoint(tmp_path / "out" / "a2c-0" / "latest.pt")["env_steps"]
     assert 0 < steps < 1_000_000
+
+
+def test_its_run_ends_with_it_when_it_is_killed(tmp_path):
+    flags = [*TINY, "--total-env-steps", "100000000", "--stop-reward", "1000", "--algorithms", "a3c"]
+    command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
+    comparison = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    metrics, end = tmp_path / "out" / "a3c-0" / "metrics.csv", time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
+        time.sleep(0.1)
+    family = psutil.Process(comparison.pid).children(recursive=True)
+    assert len(family) >= 3
+    comparison.kill()
+    comparison.wait()
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert load_checkpoint(tmp_path / "out" / "a3c-0" / "latest.pt")["env_steps"] > 0  # it has finished its rollout
