@@ -210,6 +210,9 @@ def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int) -
 def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
     """Pixels 0..255 as input in the network's dtype: normalised, or the classic division by 256."""
     dtype = net.conv[0].weight.dtype
+    if torch.is_grad_enabled() and dtype == torch.float32 and obs.shape[1] > 1 and not obs.is_cuda:
+        # Learning in float32 takes 0.6 to 1.0 times as long with the channels innermost, acting 1.0 to 1.6 times.
+        obs = obs.contiguous(memory_format=torch.channels_last)
     if net.normalizer is not None:
         return net.normalizer(obs).to(dtype)
     return obs.to(dtype) / 256  # exact in bfloat16 too: 8 bits, divided by a power of two
