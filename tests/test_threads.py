@@ -104,6 +104,9 @@ def test_a_trainer_leaves_the_caller_s_generators_alone(tmp_path):
     assert torch.equal(torch.rand(3), expected[0])
     assert np.array_equal(np.random.rand(3), expected[1]) and random.random() == expected[2]
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(config.seed)  # what the weights are drawn from
     net = make_network(config, (4,), 2)
+    torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(weights[0], net.parameters(), strict=True))
