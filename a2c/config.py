@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -180,11 +181,42 @@ class Config:
         return Config(**values)
 
 
-def available_cores() -> int:
-    """Cores this process may use: its affinity mask, within its container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores(root: Path = Path("/")) -> int:
+    """Cores this process may use: its affinity mask, within the quotas of its control groups (Linux, v1 and v2).
+
+    `root`: where `proc` and `sys` are.
+    """
+    count = getattr(os, "process_cpu_count", os.cpu_count)  # heeds PYTHON_CPU_COUNT and the affinity (Python 3.13)
+    cores = count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return max(1, min([cores, *(round(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores that each control group above this process allows, where it sets a limit."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no such file, or the quota is "max"
-        return cores
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        # A container may see its own group as the root of the mount, under the name that the host gave it.
+        for folder in {mount, *(mount / parent for parent in _ancestors(group))}:
+            try:
+                if controllers:
+                    quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, period = (folder / "cpu.max").read_text().split()
+                if int(quota) > 0:  # -1: no limit
+                    yield int(quota) / int(period)
+            except (OSError, ValueError, ZeroDivisionError):  # no such file, or the quota is "max"
+                continue
+
+
+def _ancestors(group: str) -> list[str]:
+    parts = [part for part in group.split("/") if part not in ("", "..")]
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ def load_policy(
     here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
     """
     path = Path(run_dir) / checkpoint
+    with closing(Compute(Config(threads=1))):  # operators on one thread
+        return _load_policy(path, cuda)
+
+
+def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict]:
     state = load_checkpoint(path)
     try:
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)

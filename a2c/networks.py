@@ -222,6 +222,9 @@ def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, s
 def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
     """Pixels 0..255 as input in the network's dtype: normalised, or the classic division by 256."""
     dtype = next(net.conv.parameters()).dtype
+    if torch.is_grad_enabled() and dtype == torch.float32 and obs.shape[1] > 1 and not obs.is_cuda:
+        # Learning in float32 takes 0.6 to 1.0 times as long with the channels innermost, acting 1.0 to 1.6 times.
+        obs = obs.contiguous(memory_format=torch.channels_last)
     if net.normalizer is not None:
         obs = net.normalizer(obs)
         return obs.to(dtype)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from a2c.compute import resolve_precision
 from a2c.config import available_cores
 
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
@@ -99,13 +100,14 @@ def make_console() -> Console:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, cores, GPU, versions and commit that a figure belongs to."""
+    """Processor, its instruction set as torch uses it, cores, GPU, versions and commit that a figure belongs to."""
     processor = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):  # Linux only, and not on every architecture
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
     facts: dict[str, Any] = {
         "processor": processor,
+        "instructions": _instructions(),
         "cores": available_cores(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
@@ -115,6 +117,12 @@ def machine_facts() -> dict[str, Any]:
         with suppress(PackageNotFoundError):
             facts[package] = version(package)
     return facts | {"torch threads": torch.get_num_threads(), "commit": _commit()}
+
+
+def _instructions() -> str:
+    """What torch's kernels use, and whether bfloat16 is multiplied natively: that decides the default precision."""
+    bfloat16 = resolve_precision("auto", torch.device("cpu")) == torch.bfloat16
+    return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if bfloat16 else "")
 
 
 def _commit() -> str | None:

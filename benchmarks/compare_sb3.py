@@ -10,8 +10,8 @@ per second (env_steps/s) over whole rollouts with their updates.
 * ours: the trainer's loop without log, checkpoint and display (`Trainer.advance`)
 * SB3: `A2C("CnnPolicy")` with its defaults (n_steps=5, RMSprop, float32) on `make_atari_env` with
   `SubprocVecEnv` and `VecFrameStack(4)`. Variants in torch threads share a process and its
-  environments. The best variant is the reference. SB3 runs under the caller's OpenMP settings
-  (`OMP_WAIT_POLICY`), ours under those of train.py.
+  environments. The best variant is the reference. Both run under the caller's OpenMP settings
+  (`OMP_WAIT_POLICY`), which make no difference to ours.
 * start: imports, environments, network and the first update, while no other contender runs
 * PSS: memory of the contender with its workers. Contenders that run side by side share library
   pages, so alone (`--ours native --sb3-envs ""`) each shows a little more.
@@ -69,12 +69,10 @@ class Contender:
 
     def __init__(self, name: str, spec: dict[str, Any]) -> None:
         self.name = name
-        # Ours runs under train.py's setting; SB3 runs as its users start it.
-        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ} if spec["kind"] == "ours" else None
         command = [sys.executable, str(Path(__file__).with_name("contender.py")), json.dumps(spec)]
         # A session of its own, so that `kill` reaches all its workers; unbuffered, so that `select` sees every line.
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python benchmarks/contender.py '{"kind": "ours", "args": ["--backend", "native"]}'
 
-It says on stdout when it is ready (`{"note", "start"}`), then answers each order on stdin
+It says on stdout when it is ready (`{"note", "precision", "start"}`), then answers each order on stdin
 (`{"seconds", "threads"}`, threads 0 = torch's own choice) with `{"steps", "seconds", "threads"}`,
 or with `{"error"}` before it fails. One line of JSON each; all else goes to stderr. Nothing heavy
 is imported at the top: SB3's workers import this file.
@@ -20,8 +20,8 @@ from typing import Any
 Advance = Callable[[], int]  # trains a little, returns its decisions
 
 
-def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
-    """Our training, as `train.py` would run it with the flags `spec["args"]`."""
+def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, str]:
+    """Our training, as `train.py` would run it with the flags `spec["args"]`; its description and precision."""
     from a2c.flags import parse_config
     from a2c.trainer import Trainer
 
@@ -34,10 +34,11 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
         lambda: training.advance().env_steps,
         training.close,
         f"{config.num_envs} envs, {network}, {precision}, batch {batch}",
+        precision,
     )
 
 
-def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
+def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, str]:
     """Stable-Baselines3's A2C with its defaults; one advance is 2,000 decisions."""
     from stable_baselines3 import A2C
     from stable_baselines3.common.env_util import make_atari_env
@@ -54,7 +55,12 @@ def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str]:
         model.learn(total_timesteps=max(1, 2000 // batch) * batch, reset_num_timesteps=False)
         return model.num_timesteps - before
 
-    return advance, envs.close, f"{envs.num_envs} envs, {type(model.policy).__name__}, float32, batch {batch}"
+    return (
+        advance,
+        envs.close,
+        f"{envs.num_envs} envs, {type(model.policy).__name__}, float32, batch {batch}",
+        "float32",
+    )
 
 
 def main(spec: dict[str, Any]) -> int:
@@ -67,13 +73,13 @@ def main(spec: dict[str, Any]) -> int:
 
     began = time.perf_counter()
     try:
-        advance, close, note = (build_ours if spec["kind"] == "ours" else build_sb3)(spec)
+        advance, close, note, precision = (build_ours if spec["kind"] == "ours" else build_sb3)(spec)
         import torch
         from common import window
 
         default_threads = torch.get_num_threads()
         advance()
-        reply({"note": note, "start": time.perf_counter() - began})
+        reply({"note": note, "precision": precision, "start": time.perf_counter() - began})
         for line in sys.stdin:
             order = json.loads(line)
             torch.set_num_threads(order["threads"] or default_threads)

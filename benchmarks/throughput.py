@@ -7,13 +7,14 @@ round, so that a slow minute of the machine falls on all of them; the median win
 
 * environments: random actions, in the groups and threads that training uses
 * acting: forward pass and sampling on the observations of a recorded rollout
-* learning: one optimiser step on each batch of the recorded rollout
+* learning: one optimiser step on each batch of the recorded rollout, then the normaliser's statistics
 * end to end: the trainer's loop without log, checkpoint and display
 * 1 thread: the first three with one thread at work, all environments in one group. For `async`
   the environments are plain ones in one loop, so that neither processes nor pipes count.
 
 Core bound: cores / (sum of the 1-thread stages' seconds per decision), the speed of a training
-that lost nothing to waiting, copying, uneven shares or the normaliser's statistics.
+that lost nothing to waiting, copying or uneven shares, and spread over all cores what runs in one
+thread: the optimiser's step and the normaliser's statistics.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as train.py does, before torch loads
-
 import numpy as np
 import torch
 import tyro
@@ -43,7 +41,7 @@ from rich.table import Table
 
 from a2c.collector import sample
 from a2c.compute import Compute
-from a2c.config import Config, available_cores
+from a2c.config import Config
 from a2c.envs import make_envs, make_groups
 from a2c.flags import parse_config
 from a2c.games import GameEnvs
@@ -156,12 +154,9 @@ def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], i
 def measure(stages: dict[str, Callable[[], int]], seconds: float, rounds: int) -> dict[str, list[float]]:
     """Decisions/s of every window: a short round to warm up, then `rounds` over all stages."""
     speeds: dict[str, list[float]] = {name: [] for name in stages}
-    threads = available_cores()
     for turn in range(rounds + 1):
         print(f"round {turn} of {rounds}" if turn else "warming up", file=sys.stderr, flush=True)
         for name, stage in stages.items():
-            # The optimiser's step runs in this thread, with torch's own threads unless told otherwise.
-            torch.set_num_threads(1 if name.endswith(SINGLE) else threads)
             steps, elapsed = window(stage, seconds if turn else min(seconds, 1.0))
             if turn:
                 speeds[name].append(steps / elapsed)
@@ -196,7 +191,7 @@ def report(figures: dict[str, Any], console: Console) -> None:
 
 def run(options: Options, config: Config) -> dict[str, Any]:
     """All figures of one measurement."""
-    machine = machine_facts()  # asks torch for its threads before any other thread can change the answer
+    machine = machine_facts()  # asks torch for its threads before a run sets them
     startup = time_to_first_step(config)
     with ExitStack() as stack:
         with PeakMemory(os.getpid()) as memory:

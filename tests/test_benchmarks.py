@@ -1,25 +1,108 @@
-"""The benchmarks start, measure and write; what they say of speed is not tested."""
+"""The benchmarks count what is really played and learned, compute what they say, and name what it belongs to."""
 
 import json
+import statistics
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
+
+from a2c.config import Config
+from a2c.trainer import Trainer
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
+PLACE = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
 
 
-def test_throughput_measures_every_stage(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--seconds", "0.05", "--rounds", "1", *TINY]
-    subprocess.run([*command, "--json", str(tmp_path / "out.json")], check=True, timeout=120, capture_output=True)
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
+    from throughput import SINGLE, make_stages
+
+    config = Config(
+        env="CartPole-v1", backend="sync", num_envs=16, threads=2, rollout_steps=7, run_dir=tmp_path / "run"
+    )
+    with ExitStack() as stack:
+        training = Trainer(config)
+        stack.callback(training.close)
+        training.start()
+        stages = make_stages(training, stack)
+
+        def played():
+            return training.learner.env_steps
+
+        before = played()
+        assert stages["end to end"]() == played() - before == 7 * 16
+        for name in ("learning", "learning" + SINGLE):
+            learner = stages[name].args[0].learner
+            before = learner.env_steps
+            assert stages[name]() == learner.env_steps - before == 3 * 7 * 16  # three rollouts: 20 steps at least
+        for name in ("acting", "acting" + SINGLE):
+            rows, trainer = [], stages[name].args[0]
+            hook = trainer.learner.twin.register_forward_hook(lambda _, obs, out, rows=rows: rows.append(len(obs[0])))
+            assert stages[name]() == 3 * 7 * 16
+            hook.remove()
+            assert sum(rows) == (3 * 7 + 3) * 16  # and, as the collector did, the bootstrap of each rollout
+        for name in ("environments", "environments" + SINGLE):
+            steps, groups = [], stages[name].args[0]
+            for envs in groups:
+                step = envs.step
+                envs.step = lambda actions, step=step, steps=steps: (steps.append(len(actions)), step(actions))[1]
+            assert stages[name]() == sum(steps) == 20 * sum(envs.num_envs for envs in groups)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_throughput_writes_what_follows_from_its_windows(precision, tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--seconds", "0.05", "--rounds", "3", *TINY]
+    command += ["--precision", precision, "--json", str(tmp_path / "out.json")]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
     figures = json.loads((tmp_path / "out.json").read_text())
-    assert figures["median"]["end to end"] > 0 and figures["core_bound"] > 0
+    assert all(len(speeds) == 3 and min(speeds) > 0 for speeds in figures["windows"].values())
+    median = {name: statistics.median(speeds) for name, speeds in figures["windows"].items()}
+    assert figures["median"] == median
+    alone = sum(1 / median[f"{part}, 1 thread"] for part in ("environments", "acting", "learning"))
+    assert figures["core_bound"] == pytest.approx(figures["machine"]["cores"] / alone)
+    assert figures["share_of_core_bound"] == pytest.approx(median["end to end"] / figures["core_bound"])
+    assert figures["machine"]["precision"] == precision and precision in figures["title"]
+    assert set(figures["machine"]) >= PLACE
 
 
-def test_a_contender_of_ours_runs_a_window(tmp_path):
-    spec = {"kind": "ours", "args": [*TINY, "--run-dir", str(tmp_path / "run")]}
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_contender_of_ours_counts_whole_rollouts(precision, tmp_path):
+    spec = {"kind": "ours", "args": [*TINY, "--precision", precision, "--run-dir", str(tmp_path / "run")]}
     order = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
     command = [sys.executable, str(BENCHMARKS / "contender.py"), json.dumps(spec)]
-    done = subprocess.run(command, input=order, check=True, timeout=120, capture_output=True, text=True)
-    started, window = map(json.loads, done.stdout.splitlines())
-    assert "4 envs, MlpA2C" in started["note"] and window["steps"] > 0
+    done = subprocess.run(command, input=2 * order, check=True, timeout=120, capture_output=True, text=True)
+    started, *windows = map(json.loads, done.stdout.splitlines())
+    assert f"4 envs, MlpA2C, {precision}, batch 20" in started["note"] and started["precision"] == precision
+    for window in windows:
+        assert window["steps"] > 0 and window["steps"] % (4 * 20) == 0 and window["seconds"] >= 0.05
+
+
+def test_the_comparison_writes_what_follows_from_its_windows(benchmarks, capsys):
+    from compare_sb3 import Options, compare
+
+    options = Options(ours="sync", sb3_envs="", seconds=0.05, rounds=2)
+    figures = compare(options, [*TINY, "--precision", "float32"])
+    row = figures["contenders"]["ours sync"]
+    assert len(row["speeds"]) == 2 and row["median"] == statistics.median(row["speeds"])
+    assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
+
+
+def test_ratios_are_those_of_the_medians_to_the_best_of_the_others(benchmarks):
+    from compare_sb3 import ratios
+
+    medians = {"ours async": 900.0, "ours native": 1200.0, "SB3 16 envs, 1": 700.0, "SB3 50 envs, 1": 500.0}
+    medians["SB3 50 envs, 2"] = 600.0
+    found = ratios({name: {"median": median} for name, median in medians.items()})
+    assert found == {
+        "ours async / SB3 16 envs, 1": 900 / 700,
+        "ours native / SB3 16 envs, 1": 1200 / 700,
+        "ours async / SB3 50 envs, 2": 1.5,
+    }

@@ -213,6 +213,30 @@ def test_make_network_builds_what_the_config_names(network, shape, kind):
     assert type(make_network(Config(network=network), shape, 2)) is kind
 
 
+@pytest.mark.parametrize("kind", ["atari", "small"])
+def test_learning_in_float32_takes_the_channels_innermost_and_gives_the_same_gradient(kind, monkeypatch):
+    shape, seen = (4, 42, 42), []
+    net = make_network(Config(network=kind, frame_size=42), shape, 6)
+    net.conv[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    obs = frames(16, *shape)
+
+    def gradients():
+        logits, values = net(obs)
+        return torch.autograd.grad((logits.exp() + values).mean(), list(net.parameters()))
+
+    fast = gradients()
+    with torch.no_grad():
+        net(obs)
+    with monkeypatch.context() as plain:
+        plain.setattr(torch, "is_grad_enabled", lambda: False)  # what the network asks
+        slow = gradients()
+    net.bfloat16()
+    net(obs)
+    innermost = [x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() for x in seen]
+    assert innermost == [True, False, False, False]
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-6)
+
+
 def test_the_normalizer_is_optional():
     assert isinstance(make_network(Config(), (4, 42, 42), 2).normalizer, PixelNorm)
     assert make_network(Config(normalize_obs=False), (4, 42, 42), 2).normalizer is None

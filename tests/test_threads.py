@@ -1,14 +1,19 @@
 """Only threads that Python knows do work: operators that ran on OpenMP's threads would leave these spinning."""
 
+import dataclasses
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from a2c.compute import Compute
 from a2c.config import Config
+from a2c.networks import make_network
+from a2c.trainer import Trainer
 
 COUNT = """
 import threading, psutil
@@ -80,3 +85,28 @@ def test_the_caller_s_thread_is_alone_during_a_run_and_has_its_own_again_afterwa
         assert torch.get_num_threads() == 3 and not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_trainer_leaves_the_caller_s_generators_alone(tmp_path):
+    config = Config(env="CartPole-v1", backend="sync", num_envs=4, threads=2, rollout_steps=5, total_env_steps=40)
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    expected = (torch.rand(3), np.random.rand(3), random.random())
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    weights = []
+    for number in (1, 2):
+        trainer = Trainer(dataclasses.replace(config, run_dir=tmp_path / str(number), progress=False))
+        weights.append([p.clone() for p in trainer.learner.net.parameters()])
+        assert trainer.run() == 0
+    assert torch.equal(torch.rand(3), expected[0])
+    assert np.array_equal(np.random.rand(3), expected[1]) and random.random() == expected[2]
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)  # what the weights are drawn from
+    net = make_network(config, (4,), 2)
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(weights[0], net.parameters(), strict=True))
