@@ -2,20 +2,25 @@
 
 import csv
 import math
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
+from toys import ConstantEnv, vector
 
 from a2c.batch import Experience
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.curve import draw_curve, moving_mean, read_episodes
 from a2c.display import Display, clock, score
+from a2c.files import exact
 from a2c.games import Episode
-from a2c.logger import EPISODE_COLUMNS, METRICS, WINDOW, RunLogger, Scores
+from a2c.logger import EPISODE_COLUMNS, METRICS, SCORES, WINDOW, RunLogger, Scores
 from a2c.networks import MlpA2C
 from a2c.optimizer import make_optimizer
 from a2c.update import learn, learning_metrics
@@ -96,6 +101,36 @@ def test_one_row_per_finished_game(tmp_path):
     assert tuple(rows(tmp_path / "episodes.csv")[0]) == EPISODE_COLUMNS
     assert read_episodes(tmp_path)["score"].tolist() == [-21.0, 2.5]
     logger.close()
+
+
+@pytest.mark.parametrize("points", [21.0, -21.0, 1234567.0, 98765432.25, 0.1 + 0.2, 1e22, -0.0, math.inf])
+def test_scores_read_back_exactly(points, tmp_path):
+    assert float(exact(points)) == points
+    logger = RunLogger(tmp_path, Config())
+    logger.episodes(40, 1.5, [Episode(0, points, 900)])
+    logger.metrics(row_of(40, reward=points, reward_100=points, best_reward_100=points))
+    logger.close()
+    assert read_episodes(tmp_path)["score"].tolist() == [points]
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert all(float(row[name]) == points for name in SCORES)
+    assert exact(21.0) == "21" and exact(-1234567.0) == "-1234567"
+
+
+class Tenths(ConstantEnv):
+    """Pays 0.7 for each of ten decisions."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, 0.7, *rest
+
+
+def test_fractions_of_points_are_summed_exactly():
+    envs, scores = vector(Tenths(), Tenths()), []
+    envs.reset()
+    for _ in range(10):
+        *_, info = envs.step(np.zeros(2, np.int64))
+        scores += [game.score for game in info["episodes"]]
+    assert scores == [sum([0.7] * 10)] * 2 and scores[0] == pytest.approx(7.0, abs=1e-12)
 
 
 def test_resuming_drops_rows_that_will_be_lived_again(tmp_path):
@@ -190,6 +225,38 @@ def test_a_row_before_the_first_update_can_be_shown(terminal, capsys):
         display.show(row)
     display.close()
     assert "games" in capsys.readouterr().out
+
+
+def shown_on_a_terminal(monkeypatch, kind, act):
+    """What `act(display)` writes to a terminal of 80 columns, and whether the display was a live one."""
+    screen, end = os.openpty()
+    with os.fdopen(end, "w") as stdout, monkeypatch.context() as patch:
+        patch.setenv("TERM", kind)
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "stdout", stdout)
+        display = Display(Config(progress=True))
+        act(display)
+        stdout.write("\n")
+        stdout.flush()
+        shown = os.read(screen, 65536).decode().replace("\r\n", "\n")
+        display.close()
+    os.close(screen)
+    return shown, display.live is not None
+
+
+@pytest.mark.parametrize(("kind", "live"), [("dumb", False), ("unknown", False), ("xterm", True)])
+def test_a_dumb_terminal_gets_a_line_per_row(kind, live, monkeypatch):
+    shown, is_live = shown_on_a_terminal(monkeypatch, kind, lambda display: display.show(row_of(1500)))
+    assert is_live == live
+    assert ("1,500/1,500,000 steps | 3 games" in shown) != live and ("\x1b[" in shown) == live
+
+
+def test_the_run_directory_can_be_copied_from_a_narrow_terminal(monkeypatch):
+    run_dir = Path("/a/rather/long/path/with [brackets] and :smile: and so on" + "/and/on" * 12)
+    shown, _ = shown_on_a_terminal(
+        monkeypatch, "dumb", lambda display: display.summary(row_of(1500), "stopped by SIGINT", run_dir)
+    )
+    assert f"\nrun directory {run_dir}\n" in shown
 
 
 def learning_names():

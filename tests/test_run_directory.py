@@ -16,7 +16,7 @@ from test_disk import disturbed
 from test_trainer import TINY, rows, tiny
 
 from a2c import cli
-from a2c.checkpoint import load_checkpoint
+from a2c.checkpoint import load_checkpoint, save_checkpoint
 from a2c.curve import read_episodes
 from a2c.directory import FILES, LEFTOVERS, make_lock, take
 from a2c.files import CsvTable, EventFile, read_table, write_atomically
@@ -75,6 +75,17 @@ def test_a_link_where_a_run_writes_in_place_is_refused_in_one_line(name, prepare
     err = capsys.readouterr().err
     assert err.startswith("error: run_dir must") and f"{name} must not be a link" in err and err.count("\n") == 1
     assert (sorted(outside.iterdir()) if outside.is_dir() else outside.read_bytes()) == before
+
+
+def test_an_atomic_file_goes_through_no_link(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    for name in ("file", "file.tmp", "latest.pt", "latest.pt.tmp", "previous.pt", "previous.pt.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    write_atomically(tmp_path / "file", b"content")
+    for _ in range(2):
+        save_checkpoint(tmp_path / "latest.pt", {"env_steps": 1}, keep_previous=True)
+    assert (tmp_path / "precious").read_text() == "precious" and (tmp_path / "file").read_bytes() == b"content"
+    assert not any((tmp_path / name).is_symlink() for name in ("file", "latest.pt", "previous.pt"))
 
 
 def test_a_link_that_comes_later_is_not_followed_either(tmp_path):
