@@ -44,8 +44,8 @@ def test_the_identity_task_is_learned(seed):
 
 
 def test_cartpole_is_solved_by_its_preset(tmp_path):
-    # Seeds 0 to 19 were tried: all of them, within 94,000 to 187,000 decisions.
-    config = replace(Config.from_preset("cartpole"), seed=4, run_dir=tmp_path / "run", progress=False)
+    # With rewards of 1 (values up to 50) and gae_lambda 0.8 this seed stood at 447 after 400,000 decisions.
+    config = replace(Config.from_preset("cartpole"), seed=103, run_dir=tmp_path / "run", progress=False)
     trainer = Trainer(config)
     assert trainer.run() == 0
     assert trainer.scores.mean >= 475.0 and trainer.learner.env_steps < 400_000
