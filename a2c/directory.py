@@ -118,13 +118,3 @@ def _of_a_dead_process(path: Path) -> bool:
     except (OSError, OverflowError, ValueError):
         pass
     return False
-
-
-def make_lock(run_dir: Path) -> RunLock:
-    """The lock of a run directory, not taken yet."""
-    return RunLock(run_dir)
-
-
-def take(lock: RunLock) -> None:
-    """Make the directory and hold its lock; ValueError where another process does or neither can be written."""
-    lock.take()

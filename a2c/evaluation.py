@@ -33,7 +33,7 @@ def load_policy(
         return _load_policy(path, cuda)
 
 
-def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict]:
+def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict[str, Any]]:
     state = load_checkpoint(path)
     try:
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)

@@ -39,7 +39,8 @@ def worker_context(preload: Sequence[str]) -> str:
         import resource
 
         files = resource.RLIMIT_NOFILE
-        resource.prlimit(forkserver._forkserver._forkserver_pid, files, resource.getrlimit(files))
+        server: Any = forkserver._forkserver
+        resource.prlimit(server._forkserver_pid, files, resource.getrlimit(files))
     return "forkserver"
 
 

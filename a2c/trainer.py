@@ -17,7 +17,7 @@ from a2c.a3c import A3C
 from a2c.checkpoint import check_belongs, load_checkpoint, loading, make_checked
 from a2c.compute import Compute
 from a2c.config import Config
-from a2c.directory import make_lock, run_directory
+from a2c.directory import RunLock, run_directory
 from a2c.display import Display, score
 from a2c.envs import Spaces, probe_spaces
 from a2c.ga3c import GA3C
@@ -48,7 +48,7 @@ class Trainer:
 
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
-        self.lock = make_lock(self.run_dir)
+        self.lock = RunLock(self.run_dir)
         self._record: Record | None = None
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)

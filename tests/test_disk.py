@@ -13,7 +13,7 @@ from test_trainer import TINY, TRAIN_PY, rows, tiny
 
 from a2c import cli, record, trainer
 from a2c.checkpoint import load_checkpoint
-from a2c.directory import make_lock, take
+from a2c.directory import RunLock
 from a2c.files import CsvTable, EventFile
 from a2c.logger import RunLogger
 from a2c.trainer import Trainer
@@ -201,9 +201,9 @@ def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_pat
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0
     before = (tmp_path / "run" / "latest.pt").read_bytes()
     hold = (
-        "import sys, time; from pathlib import Path; from a2c.directory import *; lock = make_lock(Path(sys.argv[1]))\n"
+        "import sys, time; from pathlib import Path; from a2c.directory import *; lock = RunLock(Path(sys.argv[1]))\n"
     )
-    hold += "take(lock); print('held', flush=True); time.sleep(600)"
+    hold += "lock.take(); print('held', flush=True); time.sleep(600)"
     other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE)
     assert other.stdout.readline() == b"held\n"
     capsys.readouterr()
@@ -226,7 +226,7 @@ def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
 
         def other():
             try:
-                take(make_lock(run_dir))
+                RunLock(run_dir).take()
             except ValueError as error:
                 refused.append(str(error))
             done.set()
@@ -236,8 +236,8 @@ def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
 
     _, code = disturbed(run_dir, knock)
     assert code == 0 and len(refused) == 1 and "in use by another process" in refused[0]
-    lock = make_lock(run_dir)
-    take(lock)
+    lock = RunLock(run_dir)
+    lock.take()
     lock.release()
 
 

@@ -19,7 +19,7 @@ from toys import same
 from a2c import cli, trainer
 from a2c.checkpoint import load_checkpoint
 from a2c.config import Config
-from a2c.directory import make_lock, take
+from a2c.directory import RunLock
 from a2c.envs import _workers
 from a2c.flags import parse_config
 from a2c.games import WorkerError
@@ -278,8 +278,8 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], "a worker lives on"
     out, err = run.communicate("go on\n", timeout=60)
     assert (out, run.returncode) == ("alive 42\n", 0), err
-    lock = make_lock(tmp_path / "run")
-    take(lock)  # and the directory is free
+    lock = RunLock(tmp_path / "run")
+    lock.take()  # and the directory is free
     lock.release()
 
 

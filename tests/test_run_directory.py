@@ -18,7 +18,7 @@ from test_trainer import TINY, rows, tiny
 from a2c import cli
 from a2c.checkpoint import load_checkpoint, save_checkpoint
 from a2c.curve import read_episodes
-from a2c.directory import FILES, LEFTOVERS, make_lock, take
+from a2c.directory import FILES, LEFTOVERS, RunLock
 from a2c.files import CsvTable, EventFile, read_table, write_atomically
 from a2c.flags import parse_config
 from a2c.recording import record
@@ -212,19 +212,19 @@ def test_a_removed_directory_is_locked_again(tmp_path):
             shutil.rmtree(run_dir)
         if len(calls) == 4:
             with pytest.raises(ValueError, match="in use by another process") as refusal:
-                take(make_lock(run_dir))
+                RunLock(run_dir).take()
             refused.append(refusal)
         return advance()
 
     run.advance = advance_and_look
     assert run.run() == 0 and refused
-    lock = make_lock(run_dir)
-    take(lock)  # free behind the run, its last picture included
+    lock = RunLock(run_dir)
+    lock.take()  # free behind the run, its last picture included
     lock.release()
 
 
 def test_a_run_whose_directory_another_process_has_made_its_own_leaves_it_alone(tmp_path):
-    run_dir, other = tmp_path / "run", make_lock(tmp_path / "run")
+    run_dir, other = tmp_path / "run", RunLock(tmp_path / "run")
 
     def lose():
         shutil.rmtree(run_dir)
@@ -242,8 +242,8 @@ from pathlib import Path
 def flock(*args):
     raise OSError(errno.ENOSYS, "Function not implemented")
 fcntl.flock = flock
-from a2c.directory import make_lock, take
-take(make_lock(Path(sys.argv[1])))
+from a2c.directory import RunLock
+RunLock(Path(sys.argv[1])).take()
 print("held", flush=True)
 time.sleep(600)
 """
@@ -267,13 +267,13 @@ def test_without_locks_of_the_system_a_dead_process_keeps_nobody_out(tmp_path, n
     )
     assert other.stdout.readline() == b"held\n"
     with pytest.raises(ValueError, match=r"in use by another process.* remove .*lock$"):
-        take(make_lock(tmp_path / "run"))
+        RunLock(tmp_path / "run").take()
     other.send_signal(signal.SIGKILL)
     other.wait()
-    lock = make_lock(tmp_path / "run")
-    take(lock)
+    lock = RunLock(tmp_path / "run")
+    lock.take()
     with pytest.raises(ValueError, match="in use by another process"):
-        take(make_lock(tmp_path / "run"))
+        RunLock(tmp_path / "run").take()
     lock.release()
     assert not (tmp_path / "run" / "lock").exists()
 
@@ -283,10 +283,10 @@ def test_without_locks_of_the_system_a_dead_process_keeps_nobody_out(tmp_path, n
 def test_a_lock_that_may_be_held_says_what_to_do(content, tmp_path, no_flock):
     (tmp_path / "lock").write_text(content)
     with pytest.raises(ValueError, match=f"if no process on any host uses it, remove {tmp_path / 'lock'}"):
-        take(make_lock(tmp_path))
+        RunLock(tmp_path).take()
     (tmp_path / "lock").unlink()
-    lock = make_lock(tmp_path)
-    take(lock)
+    lock = RunLock(tmp_path)
+    lock.take()
     lock.release()
 
 
