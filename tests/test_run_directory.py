@@ -228,7 +228,7 @@ def test_a_run_whose_directory_another_process_has_made_its_own_leaves_it_alone(
 
     def lose():
         shutil.rmtree(run_dir)
-        take(other)
+        other.take()
 
     with pytest.raises(ValueError, match="in use by another process"):
         disturbed(run_dir, lose)
