@@ -10,6 +10,7 @@ from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs
 from a2c.collector import Collector, sample
 from a2c.compute import Compute
 from a2c.config import Config
+from a2c.rollout import Rollout
 
 
 @pytest.fixture(params=[1, 2])
@@ -166,6 +167,12 @@ def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
         assert (after.device.type, after.shape, after.dtype) == ("meta", before.shape, before.dtype), name
     back = rollout.to(torch.device("cpu"))
     assert all(torch.equal(getattr(back, name), before) for name, before in tensors.items())
+
+
+def test_rollouts_that_are_joined_keep_their_games(compute):
+    one, other = (collector(compute, counting_envs(*lengths)).collect() for lengths in ((3, 4), (5,)))
+    assert len(one.episodes) == 3 and len(other.episodes) == 1
+    assert Rollout.join([one, other]).episodes == one.episodes + other.episodes
 
 
 def test_a_split_into_more_parts_than_environments_gives_one_each(compute):
