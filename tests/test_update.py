@@ -13,6 +13,7 @@ from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs
+from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.optimizer import learning_rate, make_optimizer
 from a2c.recurrent import empty_memory, replay
@@ -96,6 +97,20 @@ def test_clip_and_step_equal_plain_torch():
     assert float(updates[-1].returns) == pytest.approx(float(returns.mean()), rel=1e-4)
     assert float(updates[-1].values) == pytest.approx(float(values.detach().mean()), rel=1e-4)
     torch.testing.assert_close(flat(net), flat(plain), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("log_eps", [None, 0.2])
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_lag_and_its_guard_reach_the_loss(moved, log_eps):
+    net, rollout = make_net(), random_rollout()
+    states, actions, returns = unpack_batch(rollout, net, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
+    behaviour = rollout.log_probs.flatten() if moved else None
+    expected = a2c_loss(*net(states), actions, returns, log_eps=log_eps or 0.0, behaviour_log_probs=behaviour)
+    config = replace(CONFIG, log_eps=log_eps)
+    with closing(Compute(config)) as compute:
+        loss = learn(net, net, make_optimizer(net, config), rollout, config, compute, moved).loss
+    torch.testing.assert_close((loss.policy, loss.ratio), (expected.policy, expected.ratio))
+    assert (float(loss.ratio) < 1) == moved
 
 
 @pytest.mark.parametrize(("bound", "clipped"), [(0.05, True), (100.0, False)])
