@@ -151,12 +151,12 @@ def test_its_run_ends_with_it_when_it_is_killed(tmp_path):
     flags = [*TINY, "--total-env-steps", "100000000", "--stop-reward", "1000", "--algorithms", "a3c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
     comparison = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    metrics, end = tmp_path / "out" / "a3c-0" / "metrics.csv", time.monotonic() + 60
+    metrics, end = tmp_path / "out" / "a3c-0" / "metrics.csv", time.monotonic() + 120
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
         time.sleep(0.1)
     family = psutil.Process(comparison.pid).children(recursive=True)
     assert len(family) >= 3
     comparison.kill()
     comparison.wait()
-    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert not psutil.wait_procs(family, timeout=60)[1]
     assert load_checkpoint(tmp_path / "out" / "a3c-0" / "latest.pt")["env_steps"] > 0  # it has finished its rollout
