@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,8 +84,12 @@ def _wait(run: subprocess.Popen[bytes], request: StopRequest) -> int:
     """The exit code of `run`, which is asked to stop when this process is (Ctrl-C reaches both anyway)."""
     asked = False
     while True:
-        with suppress(subprocess.TimeoutExpired):
-            return run.wait(timeout=0.5)
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                return run.wait(timeout=0.5)
+        except KeyboardInterrupt:  # the second one; the run may have had neither
+            run.send_signal(signal.SIGINT)
+            raise
         if request and not asked:
             asked = True
             run.terminate()
