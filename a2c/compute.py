@@ -31,7 +31,8 @@ class Compute:
     """Device, precision and thread pool of a run.
 
     Where the GPU is asked for and there is none, or the algorithm is a3c, `device` is the CPU.
-    Until `close`, torch's operators run on one thread in the caller's thread and in new ones.
+    Until `close`, torch's operators run on one thread in the caller's thread and in new ones. `deterministic` also
+    sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
     """
 
     def __init__(self, config: Config) -> None:
