@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
+from typing import Any
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; they are the run's business
 
@@ -37,8 +38,8 @@ def worker_context(preload: Sequence[str]) -> str:
     if sys.platform == "linux":  # a server that runs already has the limits of earlier days, and a file per worker
         import resource
 
-        files = resource.RLIMIT_NOFILE
-        resource.prlimit(forkserver._forkserver._forkserver_pid, files, resource.getrlimit(files))
+        server: Any = forkserver._forkserver
+        resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
     return "forkserver"
 
 

@@ -132,7 +132,7 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
     if isinstance(layer, AtariGame):
         return layer.set_state(values)
     for name, value in values.items():
-        current = getattr(layer, name, None)
+        current: Any = getattr(layer, name, None)
         if callable(current):
             raise ValueError(f"{name} must be no method, got a value for it")
         kind, content = next(iter(value.items())) if isinstance(value, dict) else ("value", value)
