@@ -92,7 +92,7 @@ def probe_spaces(config: Config) -> Spaces:
     return spaces
 
 
-def make_resumable(config: Config, spec: EnvSpec, seed: int) -> gym.Env:
+def make_resumable(config: Config, spec: EnvSpec, seed: int) -> Resumable:
     """`make_env` with a `snapshot`: what each row of the `async` and `sync` backends runs."""
     return Resumable(make_env(config, spec, seed))
 

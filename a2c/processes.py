@@ -38,9 +38,8 @@ def worker_context(preload: Sequence[str]) -> str:
     if sys.platform == "linux":  # a server that runs already has the limits of earlier days, and a file per worker
         import resource
 
-        files = resource.RLIMIT_NOFILE
         server: Any = forkserver._forkserver
-        resource.prlimit(server._forkserver_pid, files, resource.getrlimit(files))
+        resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
     return "forkserver"
 
 
