@@ -1,4 +1,4 @@
-"""One environment: which id it is, and how an Atari game is preprocessed. No torch may enter this room.
+"""One environment: which id it is, and how an Atari game is preprocessed. It must not import torch.
 
 This is all that a worker process of the `async` backend runs.
 """

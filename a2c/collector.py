@@ -1,7 +1,7 @@
 """Collecting experience: environments and a network in, rollouts out.
 
 Any SAME_STEP vector environment and any network with `(logits, values)` outputs will do;
-this room knows neither Atari nor the loss.
+this module knows neither Atari nor the loss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting vector environments: three backends. No torch may enter this room.
+"""Starting vector environments: three backends. It must not import torch.
 
 The contract that all of them keep stands in `a2c.games`. Preprocessing follows Machado et al.
 (2018), section 3: up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames

@@ -1,4 +1,4 @@
-"""Flags of a command line to a `Config`, or one line that says what is wrong. No torch may enter this room."""
+"""Flags of a command line to a `Config`, or one line that says what is wrong. It must not import torch."""
 
 from __future__ import annotations
 

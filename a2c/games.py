@@ -1,4 +1,4 @@
-"""A vector environment as the rest of the package sees it. No torch may enter this room.
+"""A vector environment as the rest of the package sees it. It must not import torch.
 
 The contract of `GameEnvs`, whatever the backend:
 

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, and what every one of them does first. No torch may enter this room."""
+"""Worker processes: how they start, and what every one of them does first. It must not import torch."""
 
 from __future__ import annotations
 

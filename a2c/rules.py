@@ -1,7 +1,7 @@
 """What a setting may be: the range of every number, and the rules between settings.
 
 Kinds are read off the annotations of the dataclass, so that a new setting cannot be forgotten.
-Neither torch nor gymnasium may enter this room.
+It imports neither torch nor gymnasium.
 """
 
 from __future__ import annotations

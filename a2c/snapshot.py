@@ -2,7 +2,7 @@
 
 A snapshot is the list of an environment's layers, outermost first, each as the plain values
 among its attributes: numbers, texts, arrays, random generators. `AtariGame` says itself what its state is.
-No torch may enter this room.
+It must not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Saved games are first restored in a process that may die of them. No torch may enter this room.
+"""Saved games are first restored in a process that may die of them. It must not import torch.
 
 An emulator takes its state as bytes, unchecked: damaged ones can corrupt the memory of its process.
 """

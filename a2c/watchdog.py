@@ -1,4 +1,4 @@
-"""No wait on a worker process without an end. No torch may enter this room."""
+"""No wait on a worker process without an end. It must not import torch."""
 
 from __future__ import annotations
 

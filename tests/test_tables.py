@@ -61,7 +61,8 @@ def test_every_seed_counts_in_the_table_of_cartpole(tmp_path):
         writer.writerow(("name", "seed", "solved", "decisions"))
         writer.writerows(rows)
     (tmp_path / "about.json").write_text(json.dumps(ABOUT))
-    assert "| `a2c` | 9 of 10 | 104 (" in tables.cartpole(tmp_path)
+    text = tables.cartpole(tmp_path)
+    assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
 
 
 def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
@@ -69,6 +70,7 @@ def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
     low, high = tables.interval_of_median(values)
     assert 0.0 < low < 50.0 < high < 100.0
     assert tables.interval_of_median(np.array([7.0])) == (7.0, 7.0)
+    assert tables.interval_of_median(np.array([np.inf, np.inf])) == (np.inf, np.inf)
 
 
 def test_a_table_of_two_commits_is_refused():
