@@ -20,7 +20,7 @@ from a2c.games import WorkerError
 from a2c.networks import make_network
 
 FORMAT = 4
-PREVIOUS = "previous.pt"  # the checkpoint before latest.pt
+LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the newest checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
 REQUIRED = (
     *("format", "config", "input_shape", "n_actions", "network", "optimizer"),

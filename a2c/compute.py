@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -21,8 +22,8 @@ from torch import nn
 from a2c.config import Config, available_cores
 from a2c.networks import OutputLayer
 
-_open: list[Compute] = []
-_callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of `_open`
+_open = 0  # instances of `Compute` that are in use
+_callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
 
 PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
@@ -36,10 +37,12 @@ class Compute:
     """
 
     def __init__(self, config: Config) -> None:
-        global _callers
+        global _open, _callers
         if not _open:
             _callers = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-        _open.append(self)
+        _open += 1
+        self._restore = weakref.finalize(self, _restore_callers_settings)  # also where nobody calls `close`
+        self._restore.atexit = False
         use_one_thread()
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
@@ -91,11 +94,15 @@ class Compute:
     def close(self) -> None:
         """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
         self.pool.shutdown(wait=self.rest(), cancel_futures=True)
-        if self in _open:
-            _open.remove(self)
-            if not _open:
-                torch.set_num_threads(_callers[0])
-                torch.use_deterministic_algorithms(_callers[1])
+        self._restore()
+
+
+def _restore_callers_settings() -> None:
+    global _open
+    _open -= 1
+    if not _open:
+        torch.set_num_threads(_callers[0])  # of this thread and of new ones: torch has no more to offer
+        torch.use_deterministic_algorithms(_callers[1])
 
 
 def use_one_thread() -> None:

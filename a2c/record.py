@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from a2c.checkpoint import save_checkpoint
+from a2c.checkpoint import LATEST, save_checkpoint
 from a2c.config import Config
 from a2c.curve import draw_curve
 from a2c.directory import RunLock
@@ -17,7 +17,7 @@ from a2c.files import write_atomically
 from a2c.games import Episode
 from a2c.logger import RunLogger
 
-LATEST, BEST = "latest.pt", "best.pt"
+BEST = "best.pt"
 DISK_RETRY = 5.0  # seconds between two tries to save where the disk refused
 OF_A_SESSION = ("run_dir", "resume", "stop_after")  # settings that a resumed run has for itself
 COLLAPSED = 0.05  # share of log A under which a policy's entropy is worth a warning

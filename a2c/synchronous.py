@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+from a2c.checkpoint import LATEST, loading
 from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
@@ -30,7 +32,8 @@ class Synchronous:
         if state is None:
             learner.observe(self.collector.buffers.next_obs[None])
             return False
-        same = self.collector.load_state_dict(state)
+        with loading((config.resume or Path()) / LATEST):
+            same = self.collector.load_state_dict(state)
         if not same:
             learner.windows.new_games(config.num_envs)
         return same

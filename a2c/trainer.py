@@ -9,12 +9,12 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 from a2c.a3c import A3C
-from a2c.checkpoint import check_belongs, load_checkpoint, loading, make_checked
+from a2c.checkpoint import LATEST, check_belongs, load_checkpoint, loading, make_checked
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.directory import RunLock, run_directory
@@ -25,7 +25,7 @@ from a2c.games import WorkerError
 from a2c.learner import Learner, check_finite
 from a2c.logger import Meter, Scores, metrics_row
 from a2c.networks import resolve
-from a2c.record import BEST, LATEST, Record
+from a2c.record import BEST, Record
 from a2c.rollout import Driver, Progress
 from a2c.signals import StopRequest, stop_on_signals
 from a2c.synchronous import Synchronous
@@ -134,11 +134,12 @@ class Trainer:
         if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
-        with loading(self.run_dir / LATEST) if self.resumed else nullcontext():
-            games = self.resumed and self.resumed["collector"]
-            if games and self.config.algorithm == "a2c" and not can_go_on(self.config, games["envs"]):
-                games["envs"] = [None for _ in games["envs"]]
-            self.games_go_on = self.driver.start(games)
+        games = self.resumed and self.resumed["collector"]
+        if games and self.config.algorithm == "a2c":
+            with loading(self.run_dir / LATEST):
+                if not can_go_on(self.config, games["envs"]):
+                    games["envs"] = [None for _ in games["envs"]]
+        self.games_go_on = self.driver.start(games)
         self._remember()
 
     def close(self) -> None:

@@ -57,7 +57,9 @@ def cartpole(group: Path) -> str:
         counts = np.array([float(run["decisions"]) if run["solved"] == "1" else np.inf for run in mine])
         low, high = (count(bound) for bound in interval_of_median(counts))
         solved, median = f"{np.isfinite(counts).sum()} of {len(mine)}", count(quantile(counts, 0.5))
-        rows.append((f"`{name}`", solved, f"{median} ({low} to {high})", count(quantile(counts, 0.9)), count(counts.max())))
+        rows.append(
+            (f"`{name}`", solved, f"{median} ({low} to {high})", count(quantile(counts, 0.9)), count(counts.max()))
+        )
     return measured([about(group)]) + table(header, rows)
 
 

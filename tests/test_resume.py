@@ -16,7 +16,7 @@ from test_trainer import started, wait_for
 from toys import same
 
 from a2c.atari import AtariGame, find_spec, make_env
-from a2c.checkpoint import load_checkpoint, to_arrays, to_tensors
+from a2c.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
 from a2c.config import Config
 from a2c.flags import parse_config
 from a2c.snapshot import Resumable
@@ -219,3 +219,17 @@ def test_state_that_a_snapshot_cannot_hold_is_noticed(hidden, exact):
     other.snapshot = to_arrays(to_tensors(first.snapshot))
     assert other.exact == exact
     assert other.unwrapped.trail == [1]
+
+
+def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, monkeypatch):
+    flags = [*CASES["frozen lake"], "--backend", "async", "--num-envs", "2"]
+    run(tmp_path / "run", flags, [20])
+
+    def refuse(more):
+        raise ValueError("70 open files are needed, 50 are allowed (ulimit -Hn)")
+
+    monkeypatch.setattr("a2c.envs.allow_open_files", refuse)
+    trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"]))
+    with pytest.raises(ValueError, match="num_envs must leave files to open") as refused:
+        trainer.run()
+    assert not isinstance(refused.value, CheckpointError)

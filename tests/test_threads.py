@@ -87,6 +87,23 @@ def test_the_caller_s_thread_is_alone_during_a_run_and_has_its_own_again_afterwa
         torch.set_num_threads(before)
 
 
+def test_a_trainer_that_is_dropped_gives_the_caller_its_threads_back(tmp_path):
+    code = """
+import gc, sys, torch
+from a2c import Config, Trainer
+torch.set_num_threads(3)
+trainer = Trainer(Config(env="CartPole-v1", backend="sync", num_envs=4, run_dir=sys.argv[1]))
+assert torch.get_num_threads() == 1
+del trainer
+gc.collect()
+assert torch.get_num_threads() == 3
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_trainer_leaves_the_caller_s_generators_alone(tmp_path):
     config = Config(env="CartPole-v1", backend="sync", num_envs=4, threads=2, rollout_steps=5, total_env_steps=40)
     torch.manual_seed(5)
