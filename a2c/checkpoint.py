@@ -168,6 +168,15 @@ def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Pa
     return net
 
 
+def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
+    """`load_checkpoint`, and CheckpointError where it is of another kind of run than the one that goes on."""
+    state = load_checkpoint(path)
+    with loading(path):
+        check_belongs(state, config, path)
+        make_checked(state, config, spaces, path)
+    return state
+
+
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
     """Whatever a state of the right kind but with wrong content raises becomes a CheckpointError."""

@@ -23,7 +23,7 @@ from a2c.envs import probe_spaces
 from a2c.files import read_table, write_atomically
 from a2c.flags import parse_config
 from a2c.logger import WINDOW
-from a2c.networks import resolve
+from a2c.resolve import resolve
 from a2c.signals import StopRequest, stop_on_signals
 
 COLOURS = {"a2c": "tab:blue", "a3c": "tab:orange", "ga3c": "tab:green"}

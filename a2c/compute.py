@@ -111,6 +111,12 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def why_no_gpu(config: Config) -> str:
+    """Why a run that asks for the GPU does not use it."""
+    a3c = "workers of a3c share parameters in main memory"
+    return a3c if config.algorithm == "a3c" else "torch finds no GPU here"
+
+
 @torch.no_grad()
 def refresh(twin: nn.Module, net: nn.Module) -> None:
     """Give the working copy the parameters that `net` has now, and its statistics where it has its own."""

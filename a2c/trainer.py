@@ -14,28 +14,26 @@ from dataclasses import replace
 from typing import Any
 
 from a2c.a3c import A3C
-from a2c.checkpoint import LATEST, check_belongs, load_checkpoint, loading, make_checked
-from a2c.compute import Compute
+from a2c.checkpoint import LATEST, load_run, loading
+from a2c.compute import Compute, why_no_gpu
 from a2c.config import Config
 from a2c.directory import RunLock, run_directory
-from a2c.display import Display, score
+from a2c.display import Display
 from a2c.envs import Spaces, probe_spaces
 from a2c.ga3c import GA3C
 from a2c.games import WorkerError
 from a2c.learner import Learner, check_finite
 from a2c.logger import Meter, Scores, metrics_row
-from a2c.networks import resolve
+from a2c.outcome import outcome
 from a2c.record import BEST, Record
+from a2c.resolve import resolve
 from a2c.rollout import Driver, Progress
 from a2c.signals import StopRequest, stop_on_signals
 from a2c.synchronous import Synchronous
 from a2c.trial import can_go_on
 
-DRIVERS: dict[str, Callable[[Config, Spaces, Learner, Compute], Driver]] = {
-    "a2c": Synchronous,
-    "a3c": A3C,
-    "ga3c": GA3C,
-}
+MakeDriver = Callable[[Config, Spaces, Learner, Compute], Driver]
+DRIVERS: dict[str, MakeDriver] = {"a2c": Synchronous, "a3c": A3C, "ga3c": GA3C}
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
@@ -46,10 +44,11 @@ class Trainer:
     Refusals come before a worker starts: ValueError or its CheckpointError.
     """
 
+    record: Record  # there is none before the driver has started
+
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
         self.lock = RunLock(self.run_dir)
-        self._record: Record | None = None
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
@@ -83,8 +82,8 @@ class Trainer:
         with stop_on_signals(self.stop):
             try:
                 self.claim()
-                if self.resumed and not self.stop and (outcome := self._outcome()):
-                    said = f"finished already at {self.learner.env_steps:,} env_steps: {outcome}; nothing is changed"
+                if self.resumed and not self.stop and (why := self._outcome()):
+                    said = f"finished already at {self.learner.env_steps:,} env_steps: {why}; nothing is changed"
                     Display(replace(self.config, progress=False)).say(said)
                     return 0
                 self.start()
@@ -100,7 +99,7 @@ class Trainer:
                     except WorkerError as error:
                         self._heal(error)
             except WorkerError:
-                if not self.stop or self._record is not None:
+                if not self.stop or hasattr(self, "record"):
                     raise
                 return 128 + self.stop.number  # it ended workers that had just been started
             except KeyboardInterrupt:  # a second SIGINT
@@ -110,13 +109,6 @@ class Trainer:
                 self.close()
             self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
         return 128 + self.stop.number if self.stop else 0
-
-    @property
-    def record(self) -> Record:
-        """The files and the display; RuntimeError before the run has begun."""
-        if self._record is None:
-            raise RuntimeError("a run has a record once it has started")
-        return self._record
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that cannot be."""
@@ -146,7 +138,7 @@ class Trainer:
         """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
             closing.callback(self.lock.release)
-            for part in (self._record, getattr(self, "driver", None), self.compute):
+            for part in (getattr(self, "record", None), getattr(self, "driver", None), self.compute):
                 if part is not None:
                     closing.callback(part.close)
 
@@ -181,26 +173,17 @@ class Trainer:
 
     def _outcome(self) -> str:
         """Why the run is over, or an empty text while it is not."""
-        target, env_steps = self.config.target_score, self.learner.env_steps
-        if self.stop:
-            return f"stopped by {self.stop.name}"
-        if target is not None and self.scores.meets(target):
-            return f"reached a mean score of {score(self.scores.reached)}"
-        if self.config.stop_after and env_steps >= self.config.stop_after:
-            return f"stopped after {env_steps:,} env_steps"
-        return "all environment steps played" if env_steps >= self.config.total_env_steps else ""
+        return outcome(self.config, self.learner.env_steps, self.scores, self.stop)
 
     def _open_record(self) -> None:
         env_steps = self.learner.env_steps
-        self._record = Record(self.lock, self.config, env_steps if self.resumed else None)
+        self.record = Record(self.lock, self.config, env_steps if self.resumed else None)
         if self.resumed:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
             self.record.say(f"resumed at {env_steps:,} env_steps; {games}")
             self.record.note_changes(Config.from_json(self.resumed["config"]), env_steps)
         if self.config.cuda and self.compute.device.type != "cuda":
-            a3c = "workers of a3c share parameters in main memory"
-            why = a3c if self.config.algorithm == "a3c" else "torch finds no GPU here"
-            self.record.say(f"--cuda: {why}, so this run uses the CPU")
+            self.record.say(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
         self.meter = Meter(self.seconds_before, env_steps)
         if not self.resumed:
             self._save(self.snapshot)  # so that a run that is killed early can be resumed
@@ -263,11 +246,6 @@ class Trainer:
         self.saved_best, self.seconds_before = float(state["saved_best"]), float(state["seconds"])
 
     def _read_checkpoint(self) -> dict[str, Any]:
-        path = self.run_dir / LATEST
         if self.run_dir.is_dir():
             self.claim()  # nobody else may write a newer one meanwhile
-        state = load_checkpoint(path)
-        with loading(path):
-            check_belongs(state, self.config, path)
-            make_checked(state, self.config, self.spaces, path)
-        return state
+        return load_run(self.run_dir / LATEST, self.config, self.spaces)

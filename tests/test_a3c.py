@@ -28,7 +28,7 @@ from a2c.envs import make_envs, probe_spaces, row_seeds
 from a2c.evaluation import evaluate
 from a2c.flags import parse_config
 from a2c.learner import Learner
-from a2c.networks import resolve
+from a2c.resolve import resolve
 from a2c.rollout import Rollout
 from a2c.trainer import DRIVERS, Trainer
 from a2c.workers import parts_of

@@ -12,10 +12,10 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 ORDER = (
-    *("presets", "rules", "config", "flags", "processes", "files", "directory", "returns", "losses"),
+    *("presets", "rules", "config", "resolve", "flags", "processes", "files", "directory", "returns", "losses"),
     *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs", "trial"),
     *("rollout", "collector", "batch", "unpack_batch", "optimizer", "update", "learner"),
-    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals"),
+    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals", "outcome"),
     *("synchronous", "workers", "a3c", "predictor", "ga3c", "trainer", "comparison", "cli", "__main__"),
 )
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")

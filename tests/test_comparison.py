@@ -33,11 +33,9 @@ def test_it_leaves_a_run_per_algorithm_a_table_and_a_picture(out):
     for name, row in rows.items():
         state = load_checkpoint(out / f"{name}-3" / "latest.pt")
         assert int(row["env_steps"]) == state["env_steps"] >= 3000
-        speed = state["env_steps"] / float(row["seconds"])
-        assert float(row["steps_per_second"]) == pytest.approx(speed, rel=0.15)
-        assert float(row["updates_per_second"]) == pytest.approx(
-            speed * state["updates"] / state["env_steps"], rel=0.15
-        )
+        seconds = pytest.approx(float(row["seconds"]), abs=0.051)  # a tenth is what the table shows
+        assert state["env_steps"] / float(row["steps_per_second"]) == seconds
+        assert state["updates"] / float(row["updates_per_second"]) == seconds
         assert row["steps_to_target"] == ""  # nobody stands for 475 after so short a time
     assert float(rows["a2c"]["lag"]) == 1.5  # four batches: 0, 1, 2, 3
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")

@@ -52,7 +52,7 @@ def test_a_finished_run_that_is_resumed_starts_no_worker_and_changes_no_byte(
 def test_a_target_that_was_reached_stays_reached_whatever_games_end_meanwhile(tmp_path, capsys):
     run_dir = tmp_path / "run"
     whole = Trainer(parse_config(begin("a2c", run_dir, "--stop-reward", "12")))
-    whole.driver.settle = lambda: Progress(0, [Episode(0, 0.0, 1)] * 90, {})  # what workers finish while they leave
+    whole.driver.settle = lambda: Progress(0, [Episode(0, 0.0, 1)] * 100, {})  # what workers finish while they leave
     assert whole.run() == 0 and whole.scores.mean < 12
     assert "CartPole-v1: reached a mean score of" in capsys.readouterr().out
     assert cli.train(["--resume", str(run_dir)]) == 0

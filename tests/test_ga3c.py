@@ -18,9 +18,9 @@ from a2c.flags import parse_config
 from a2c.ga3c import GA3C
 from a2c.games import WorkerError
 from a2c.learner import Learner
-from a2c.networks import resolve
 from a2c.predictor import Predictor, RemoteNetwork, make_desk
 from a2c.recurrent import step
+from a2c.resolve import resolve
 from a2c.rollout import Rollout
 from a2c.trainer import Trainer
 from a2c.workers import parts_of

@@ -236,9 +236,12 @@ def shown_on_a_terminal(monkeypatch, kind, act):
         patch.setattr(sys, "stdout", stdout)
         display = Display(Config(progress=True))
         act(display)
-        stdout.write("\n")
+        stdout.write("\nend\n")
         stdout.flush()
-        shown = os.read(screen, 65536).decode().replace("\r\n", "\n")
+        written = b""
+        while b"\r\nend\r\n" not in written:
+            written += os.read(screen, 65536)
+        shown = written.decode().replace("\r\n", "\n")
         display.close()
     os.close(screen)
     return shown, display.live is not None

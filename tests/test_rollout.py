@@ -177,12 +177,6 @@ def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
     assert all(torch.equal(getattr(back, name), before) for name, before in tensors.items())
 
 
-def test_rollouts_that_are_joined_keep_their_games(compute):
-    one, other = (collector(compute, counting_envs(*lengths)).collect() for lengths in ((3, 4), (5,)))
-    assert len(one.episodes) == 3 and len(other.episodes) == 1
-    assert Rollout.join([one, other]).episodes == one.episodes + other.episodes
-
-
 def test_a_split_into_more_parts_than_environments_gives_one_each(compute):
     rollout = collector(compute, counting_envs(3, 4)).collect()
     assert [part.actions.shape for part in rollout.split(9)] == [(7, 1), (7, 1)]
