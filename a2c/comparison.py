@@ -20,7 +20,7 @@ from rich.table import Table
 from a2c.config import Config
 from a2c.curve import moving_mean, picture, read_episodes
 from a2c.envs import probe_spaces
-from a2c.files import read_table, write_atomically
+from a2c.files import read_small, read_table, write_atomically
 from a2c.flags import parse_config
 from a2c.logger import WINDOW
 from a2c.resolve import resolve
@@ -67,10 +67,12 @@ def train_all(out: Path, algorithms: Sequence[str], seeds: Sequence[int], flags:
 
 
 def check_runs(out: Path, plan: Mapping[str, Config]) -> None:
-    """ValueError where a run that `out` holds already has other settings than the `plan` gives to its name."""
+    """ValueError where a run that `out` holds has other settings than the `plan` gives to its name, or is a link."""
     for name, config in plan.items():
+        if (out / name).is_symlink():
+            raise ValueError(f"{out / name} must not be a link; remove it or take another out")
         try:
-            held = Config.from_json((out / name / "config.json").read_text(encoding="utf-8"))
+            held = _config(out / name)
         except FileNotFoundError:
             continue
         config = resolve(config, probe_spaces(config).obs_shape)  # as the run did
@@ -78,6 +80,10 @@ def check_runs(out: Path, plan: Mapping[str, Config]) -> None:
             was, now = getattr(held, field.name), getattr(config, field.name)
             if field.name not in FREE and was != now:
                 raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: take another out")
+
+
+def _config(run_dir: Path) -> Config:
+    return Config.from_json(read_small(run_dir / "config.json"))
 
 
 def _wait(run: subprocess.Popen[bytes], request: StopRequest) -> int:
@@ -101,14 +107,13 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
     for algorithm in algorithms:
         for seed in seeds:
             run_dir = out / f"{algorithm}-{seed}"
-            config = Config.from_json((run_dir / "config.json").read_text(encoding="utf-8"))
-            metrics = read_table(run_dir / "metrics.csv", ("env_steps", "seconds", "updates", "lag"))
-            episodes, last = read_episodes(run_dir), {name: float(values[-1]) for name, values in metrics.items()}
+            config, lags = _config(run_dir), read_table(run_dir / "metrics.csv", ("lag",))["lag"]
+            episodes, last = _finite(read_episodes(run_dir)), _last_row(run_dir / "metrics.csv")
             means = moving_mean(episodes["score"])
             means[: WINDOW - 1] = -np.inf
             target = np.inf if config.target_score is None else config.target_score
             there = np.flatnonzero(means >= target)
-            seconds, lags = last["seconds"], metrics["lag"][np.isfinite(metrics["lag"])]
+            seconds, lags = last["seconds"], lags[np.isfinite(lags)]
             rows.append(
                 {
                     "algorithm": algorithm,
@@ -124,6 +129,21 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
                 }
             )
     return rows
+
+
+def _last_row(path: Path) -> dict[str, float]:
+    """Decisions, seconds and updates of a whole run; ValueError where no row of the table has all of them."""
+    table = _finite(read_table(path, ("env_steps", "seconds", "updates")))
+    good = np.flatnonzero(np.all([values > 0 for values in table.values()], axis=0))
+    if not len(good):
+        raise ValueError(f"{path} must have a row with finite numbers above 0 in {', '.join(table)}")
+    return {name: float(values[good[-1]]) for name, values in table.items()}
+
+
+def _finite(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The rows without NaN and infinite values."""
+    good = np.all([np.isfinite(values) for values in table.values()], axis=0)
+    return {name: values[good] for name, values in table.items()}
 
 
 def report(out: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -146,7 +166,7 @@ def report(out: Path, rows: Sequence[dict[str, Any]]) -> None:
 def _draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure  # slow to import
 
-    config = Config.from_json((out / f"{rows[0]['algorithm']}-{rows[0]['seed']}" / "config.json").read_text("utf-8"))
+    config = _config(out / f"{rows[0]['algorithm']}-{rows[0]['seed']}")
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     seeds = sorted({int(row["seed"]) for row in rows})

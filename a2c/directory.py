@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from contextlib import suppress
 from datetime import datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, SoftFileLock, Timeout
 
 from a2c.config import Config
-from a2c.files import TEMPORARY
+from a2c.files import BLOCK, TEMPORARY, open_regular
 
 LOCK = "lock"
 FILES = ("config.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
@@ -27,13 +28,26 @@ def run_directory(config: Config) -> Path:
     name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
     run_dir = config.run_dir or Path("runs") / name
     try:
-        taken = not run_dir.is_dir() or any(path.name not in LEFTOVERS for path in run_dir.iterdir())
+        taken = not run_dir.is_dir() or not all(_is_leftover(path) for path in run_dir.iterdir())
         taken = taken and (run_dir.exists() or run_dir.is_symlink())
+        lost = taken and not any(run_dir.glob("*.pt")) and any((run_dir / name).exists() for name in GROWING[1:])
     except (OSError, ValueError) as error:  # a name that is too long, a null byte, no permission
         raise ValueError(f"run_dir must be a directory that can be used, got {str(run_dir)!r}: {error}") from error
+    if lost:
+        why = "holds no checkpoint, so no run can go on there; remove it if its rows are not needed"
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
     if taken:
         raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
     return run_dir
+
+
+def _is_leftover(path: Path) -> bool:
+    """True for what a start that was killed may leave: it writes no row before its first checkpoint."""
+    if path.name in GROWING and path.name in STARTED:
+        with open(path, "rb", opener=open_regular) as table:
+            table.readline(BLOCK)
+            return not table.read(1)
+    return path.name in LEFTOVERS or path.name.startswith(LOCK + ".")  # a stale one that was put aside
 
 
 class InUse(ValueError):
@@ -101,10 +115,26 @@ class RunLock:
             self._lock.acquire(timeout=0)
         except Timeout:
             # filelock takes over a dead process's file where two files can change names; network file systems refuse.
-            if not (isinstance(self._lock, SoftFileLock) and _of_a_dead_process(self.run_dir / LOCK)):
+            if not (isinstance(self._lock, SoftFileLock) and self._remove_stale()):
                 raise
-            (self.run_dir / LOCK).unlink(missing_ok=True)
             self._lock.acquire(timeout=0)
+
+    def _remove_stale(self) -> bool:
+        """Remove the lock file of a dead process; False where its owner may live.
+
+        Another process may have removed it and taken the lock since we looked, so it is looked at again under
+        a name of its own.
+        """
+        lock, aside = self.run_dir / LOCK, self.run_dir / f"{LOCK}.{secrets.token_hex(8)}{TEMPORARY}"
+        if not _of_a_dead_process(lock):
+            return False
+        with suppress(FileNotFoundError):
+            os.rename(lock, aside)
+            if not _of_a_dead_process(aside):
+                os.rename(aside, lock)  # whoever took the name meanwhile notices before its next write
+                return False
+            aside.unlink()
+        return True
 
 
 def _of_a_dead_process(path: Path) -> bool:

@@ -9,18 +9,16 @@ import csv
 import io
 import math
 import os
-import secrets
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
 
 TEMPORARY = ".tmp"  # ending of a file that is not whole yet
 BLOCK = 1 << 16  # bytes of a table that are looked at together
+SMALL = 1 << 20  # bytes that a file of settings may have
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
@@ -28,11 +26,15 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
     A link at `path` is replaced, not followed. OSError where the disk refuses; the old file is untouched then.
     """
+    _write_atomically(path, [content])
+
+
+def _write_atomically(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
     temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link that somebody put there
     try:
         with open(temporary, "xb") as file:  # O_EXCL: never through a link
-            file.write(content)
+            file.writelines(blocks)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -40,6 +42,28 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_small(path: Path) -> str:
+    """The text of a file of at most `SMALL` bytes.
+
+    ValueError where it is larger, no UTF-8, or no regular file (a pipe, a device); other OSErrors where it cannot be
+    read.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        content = file.read(SMALL + 1)
+    if len(content) > SMALL:
+        raise ValueError(f"{path} must have at most {SMALL:,} bytes, got more")
+    return content.decode("utf-8")
+
+
+def open_regular(path: str, flags: int) -> int:
+    """An opener for `open` that neither waits for a pipe nor reads a device: both OSError and ValueError there."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise io.UnsupportedOperation(f"{path} must be a regular file")
+    return descriptor
 
 
 def exact(value: float) -> str:
@@ -56,23 +80,23 @@ class CsvTable:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_until: int | None = None) -> None:
-        """`keep_until`: go on with the file, without the rows beyond these env_steps; None: begin it anew."""
+        """`keep_until`: go on with the file, without the rows after these env_steps; None: begin it anew."""
         self.path, self.columns = path, tuple(columns)
         self.header = _csv_text([self.columns])
         self.waiting: list[Sequence[object]] = []
-        self.drop_behind: int | None = None  # rows behind these env_steps are still in the file
+        self.drop_after: int | None = None  # rows after these env_steps are still in the file
         self.rewind(-1 if keep_until is None else keep_until)
         self._drop()
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows behind `env_steps`; in the file, that is done before the next row is written."""
+        """Drop the rows after `env_steps`; in the file, that is done before the next row is written."""
         self.waiting = [row for row in self.waiting if int(str(row[0])) <= env_steps]
-        self.drop_behind = env_steps if self.drop_behind is None else min(self.drop_behind, env_steps)
+        self.drop_after = env_steps if self.drop_after is None else min(self.drop_after, env_steps)
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
         """Append rows; OSError where the disk refuses, and then they are kept."""
         self.waiting += rows
-        if self.drop_behind is not None:
+        if self.drop_after is not None:
             self._drop()
         if not self.waiting:
             return
@@ -90,26 +114,25 @@ class CsvTable:
 
     def _drop(self) -> None:
         begun = False
-        if self.drop_behind is not None and self.drop_behind >= 0 and self.path.exists():
+        if self.drop_after is not None and self.drop_after >= 0 and self.path.exists():
             with open(self.path, "r+b", buffering=0, opener=_no_links) as file:
                 head = file.read(len(self.header))
                 start = head.find(b"\n") + 1
                 begun = head[:start].split() == self.header.split()  # an editor may have changed the line ends
                 if begun:
-                    end = self._end_of_rows(file, start, self.drop_behind)
+                    end = self._end_of_rows(file, start, self.drop_after)
                     if os.fstat(file.fileno()).st_nlink == 1:
                         file.truncate(end)
                     else:  # its other name keeps what it has
-                        file.seek(0)
-                        write_atomically(self.path, file.read(end))
+                        _write_atomically(self.path, _blocks(file, end))
             if not begun:  # somebody else's table
-                os.replace(self.path, self.path.with_name(self.path.name + ".old"))
+                _set_aside(self.path)
         if not begun:
             write_atomically(self.path, self.header)
-        self.drop_behind = None
+        self.drop_after = None
 
     def _end_of_rows(self, file: io.FileIO, start: int, env_steps: int) -> int:
-        """Offset behind the last row up to `env_steps`; read from the end of the file, no further than needed."""
+        """Offset after the last row up to `env_steps`; read from the end of the file, no further than needed."""
         end, rest = file.seek(0, os.SEEK_END), b""
         while end > start:
             begin = max(start, end - BLOCK)
@@ -140,17 +163,23 @@ def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """The named columns of a CSV file as float64 arrays `[rows]`.
 
     An empty cell is NaN. Rows in which a cell is no number are left out, and so is a last line without an end.
-    ValueError where a column is missing.
+    ValueError where a column is missing or the file is a pipe or device. However long a line, memory is bounded by
+    the rows.
     """
     parts = [np.empty((0, len(columns)))]
-    with open(path, newline="", encoding="ascii", errors="replace") as file:
+    with open(path, newline="\n", encoding="ascii", errors="replace", opener=open_regular) as file:
         names = file.readline(BLOCK).strip().split(",")
         missing = [name for name in columns if name not in names]
         if missing:
             raise ValueError(f"{path} must have the columns {', '.join(columns)}, got none called {missing[0]}")
         places = [names.index(name) for name in columns]
-        while lines := file.readlines(16 * BLOCK):
-            parts.append(_parse([line for line in lines if line.endswith("\n")], len(names))[:, places])
+        rest = ""
+        while block := file.read(16 * BLOCK):
+            *lines, rest = (rest + block).split("\n")
+            if lines:
+                parts.append(_parse(lines, len(names))[:, places])
+            if len(rest) > BLOCK:
+                rest = "?"  # no row of ours is that long
     return dict(zip(columns, np.concatenate(parts).T, strict=True))
 
 
@@ -171,40 +200,26 @@ def _numbers(line: str) -> list[float]:
         return []
 
 
-class EventFile:
-    """Scalars for TensorBoard, written by the caller's thread, so that a full disk shows as OSError here.
-
-    tensorboardX's SummaryWriter writes from a thread that such an error ends; its queue then fills
-    up and blocks the run.
-    """
-
-    def __init__(self, directory: Path, first_step: int | None) -> None:
-        """`first_step`: TensorBoard forgets points of earlier files from here on (a resumed run)."""
-        directory.mkdir(parents=True, exist_ok=True)
-        if directory.is_symlink():
-            raise OSError(f"{directory} must not be a link")
-        # A name that nobody can have put a link at.
-        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{secrets.token_hex(8)}")
-        if first_step is not None:
-            self._writer.write_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
-        self._writer.flush()
-
-    def add(self, step: int, seconds: float, values: dict[str, float]) -> None:
-        """One point per name, at wall time `seconds`; values that are no number are left out."""
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._writer.write_event(Event(step=step, wall_time=seconds, summary=scalar(name, value)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        with suppress(ValueError):  # closed already
-            self._writer.close()
-
-
 def _no_links(path: str, flags: int) -> int:
-    """An opener for files that are written in place: a link there is an OSError."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    """An opener for files that are written in place: a link, pipe or device there is an OSError."""
+    return open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
+def _blocks(file: io.FileIO, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, in parts."""
+    file.seek(0)
+    while size > 0 and (block := file.read(min(size, BLOCK))):
+        size -= len(block)
+        yield block
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a file to `.old`, or `.old2` and so on where that is taken."""
+    old, number = path.with_name(f"{path.name}.old"), 1
+    while os.path.lexists(old):
+        number += 1
+        old = path.with_name(f"{path.name}.old{number}")
+    os.rename(path, old)
 
 
 def _csv_text(rows: Sequence[Sequence[object]]) -> bytes:

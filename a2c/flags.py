@@ -25,9 +25,10 @@ def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
     if resume is not None:
         if value_of(args, "--preset") is not None:
             raise ValueError(f"preset must be left out when resume is set, got {value_of(args, '--preset')}")
-        path = Path(resume) / "config.json"
+        from a2c.files import read_small  # with numpy, which no other command line needs
+
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_small(Path(resume) / "config.json")
         except (OSError, ValueError) as error:
             raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
         default = replace(Config.from_json(text), run_dir=None, stop_after=0)

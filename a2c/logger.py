@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -13,8 +15,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
 from a2c.config import Config
-from a2c.files import CsvTable, EventFile, exact, write_atomically
+from a2c.files import CsvTable, exact, write_atomically
 from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.optimizer import learning_rate
@@ -113,7 +119,7 @@ class RunLogger:
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
-        """`keep_until`: on resume, drop rows beyond these env_steps, which will be played again."""
+        """`keep_until`: on resume, drop rows after these env_steps, which will be played again."""
         self.run_dir, self.config = run_dir, config
         write_atomically(run_dir / "config.json", config.to_json().encode())
         self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)
@@ -134,7 +140,7 @@ class RunLogger:
         self._board.add(int(row["env_steps"]), time.time(), points)
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows behind `env_steps`, which will be lived again."""
+        """Drop the rows after `env_steps`, which will be played again."""
         self._metrics.rewind(env_steps)
         self._episodes.rewind(env_steps)
         self._close_board()
@@ -158,6 +164,37 @@ class RunLogger:
         if board is not None:
             with suppress(OSError):  # TensorBoard may miss its last points
                 board.close()
+
+
+class EventFile:
+    """Scalars for TensorBoard, written by the caller's thread, so that a full disk shows as OSError here.
+
+    tensorboardX's SummaryWriter writes from a thread that such an error ends; its queue then fills
+    up and blocks the run.
+    """
+
+    def __init__(self, directory: Path, first_step: int | None) -> None:
+        """`first_step`: TensorBoard forgets points of earlier files from here on (a resumed run)."""
+        directory.mkdir(parents=True, exist_ok=True)
+        if directory.is_symlink():
+            raise OSError(f"{directory} must not be a link")
+        # A name that nobody can have put a link at.
+        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{secrets.token_hex(8)}")
+        if first_step is not None:
+            self._writer.write_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+        self._writer.flush()
+
+    def add(self, step: int, seconds: float, values: dict[str, float]) -> None:
+        """One point per name, at wall time `seconds`; NaN and infinite values are left out."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._writer.write_event(Event(step=step, wall_time=seconds, summary=scalar(name, value)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(ValueError):  # closed already
+            self._writer.close()
 
 
 def _cell(name: str, value: float | str) -> float | str:

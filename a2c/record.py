@@ -31,7 +31,7 @@ class Record:
     """
 
     def __init__(self, lock: RunLock, config: Config, resumed_at: int | None) -> None:
-        """`resumed_at`: env_steps at which a resumed run goes on; rows behind them are dropped."""
+        """`resumed_at`: env_steps at which a resumed run goes on; rows after them are dropped."""
         self.lock, self.run_dir, self.config = lock, lock.run_dir, config
         self.logger = RunLogger(self.run_dir, config, resumed_at)
         self.display = Display(config)
@@ -73,7 +73,7 @@ class Record:
 
     @property
     def can_save(self) -> bool:
-        """False for a while behind a refusal of the disk."""
+        """False for a while after a refusal of the disk."""
         return time.perf_counter() >= self.retry_at
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
@@ -91,7 +91,7 @@ class Record:
         return True
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows behind `env_steps`, which will be played again."""
+        """Drop the rows after `env_steps`, which will be played again."""
         self.logger.rewind(env_steps)
 
     def report(self, row: dict[str, float], outcome: str) -> None:

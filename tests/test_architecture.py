@@ -12,7 +12,7 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 ORDER = (
-    *("presets", "rules", "config", "resolve", "flags", "processes", "files", "directory", "returns", "losses"),
+    *("presets", "rules", "config", "resolve", "files", "flags", "processes", "directory", "returns", "losses"),
     *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "games", "snapshot", "envs", "trial"),
     *("rollout", "collector", "batch", "unpack_batch", "optimizer", "update", "learner"),
     *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals", "outcome"),

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,57 @@ def test_the_target_is_reached_where_a_hundred_games_say_so(out):
     assert row["steps_to_target"] == 10 * 193 and row["seconds_to_target"] == 193 / 2  # mean 476 of the last 100
     assert row["best"] == 476.0
     report(out, [row])
+
+
+def copy_of(out, tmp_path):
+    return shutil.copytree(out / "a2c-3", tmp_path / "out" / "a2c-3").parent
+
+
+@pytest.mark.parametrize("row", ["", "10,0,5,1\n", "inf,3,5,1\n", "0,3,5,1\n", "10,3,,1\n", "10,nan,5,1\n"])
+def test_metrics_without_a_row_of_numbers_are_refused_by_name(row, out, tmp_path):
+    copy = copy_of(out, tmp_path)
+    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,lag\n" + row)
+    with pytest.raises(ValueError, match=r"metrics\.csv must have a row with finite numbers above 0"):
+        summarise(copy, ["a2c"], [3])
+
+
+def test_odd_rows_are_left_out_of_the_table(out, tmp_path):
+    copy = copy_of(out, tmp_path)
+    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,lag\n10,2,5,1\ninf,3,5,1\n")
+    with open(copy / "a2c-3" / "episodes.csv", "w", encoding="utf-8") as file:
+        file.write("env_steps,seconds,score,length\n" + "inf,1,500,9\n10,nan,500,9\n" + "20,2,500,9\n" * 100)
+    (row,) = summarise(copy, ["a2c"], [3])
+    assert row["env_steps"] == 10 and row["steps_per_second"] == 5.0
+    assert row["steps_to_target"] == 20 and row["seconds_to_target"] == 2.0
+    report(copy, [row])
+
+
+def test_a_link_in_place_of_a_run_is_refused(out, tmp_path, capsys):
+    copy = copy_of(out, tmp_path)
+    (copy / "a2c-3").rename(tmp_path / "elsewhere")
+    (copy / "a2c-3").symlink_to(tmp_path / "elsewhere")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")}
+    assert cli.main(["compare", str(copy), *TINY, "--seeds", "3", "--algorithms", "a2c"]) == 2
+    err = capsys.readouterr().err
+    assert "a2c-3 must not be a link" in err and err.count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")} == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "large"])
+def test_a_config_that_is_no_small_file_is_refused(kind, out, tmp_path, capsys):
+    copy = copy_of(out, tmp_path)
+    path = copy / "a2c-3" / "config.json"
+    path.unlink()
+    make = {
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "directory": path.mkdir,
+        "large": lambda: path.write_text(" " * 2_000_000),
+    }
+    make[kind]()
+    assert cli.main(["compare", str(copy), *TINY, "--seeds", "3", "--algorithms", "a2c"]) == 2
+    err = capsys.readouterr().err
+    assert "config.json must" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from test_trainer import TINY, TRAIN_PY, rows, tiny
 from a2c import cli, record, trainer
 from a2c.checkpoint import load_checkpoint
 from a2c.directory import RunLock
-from a2c.files import CsvTable, EventFile
-from a2c.logger import RunLogger
+from a2c.files import CsvTable
+from a2c.logger import EventFile, RunLogger
 from a2c.trainer import Trainer
 
 FULL = "/dev/full"  # every write to it fails with ENOSPC

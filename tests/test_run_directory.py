@@ -15,12 +15,13 @@ import pytest
 from test_disk import disturbed
 from test_trainer import TINY, rows, tiny
 
-from a2c import cli
+from a2c import cli, directory
 from a2c.checkpoint import load_checkpoint, save_checkpoint
 from a2c.curve import read_episodes
 from a2c.directory import FILES, LEFTOVERS, RunLock
-from a2c.files import CsvTable, EventFile, read_table, write_atomically
+from a2c.files import SMALL, CsvTable, read_small, read_table, write_atomically
 from a2c.flags import parse_config
+from a2c.logger import EventFile
 from a2c.recording import record
 from a2c.trainer import Trainer
 
@@ -116,6 +117,61 @@ def test_a_table_with_two_names_grows_under_one_of_them(tmp_path):
     assert (tmp_path / "other.csv").read_bytes() == before
 
 
+def test_a_long_table_with_two_names_is_copied_in_blocks(tmp_path):
+    end = big_table(tmp_path / "table.csv", 17)
+    os.link(tmp_path / "table.csv", tmp_path / "other.csv")
+    before = (tmp_path / "table.csv").read_bytes()
+    tracemalloc.start()
+    CsvTable(tmp_path / "table.csv", COLUMNS, keep_until=end)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e6 and (tmp_path / "table.csv").read_bytes() == before
+    assert not (tmp_path / "table.csv").samefile(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.csv", "episodes.csv"])
+def test_a_pipe_in_place_of_a_file_is_refused_in_one_line(name, prepared):
+    (prepared / name).unlink()
+    os.mkfifo(prepared / name)
+    command = [sys.executable, "-m", "a2c", "train", "--resume", str(prepared), "--total-env-steps", "400"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"{name} must be a regular file" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_small_file_is_small_and_a_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("ä" * (SMALL // 2), encoding="utf-8")
+    assert read_small(path) == "ä" * (SMALL // 2)
+    path.write_bytes(b"a" * (SMALL + 1))
+    with pytest.raises(ValueError, match=r"config\.json must have at most 1,048,576 bytes"):
+        read_small(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"config\.json must be a regular file"):
+        read_small(path)
+    with pytest.raises(FileNotFoundError):
+        read_small(tmp_path / "missing")
+
+
+def test_a_table_reader_does_not_wait_for_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "episodes.csv")
+    with pytest.raises(OSError, match="must be a regular file"):
+        read_episodes(tmp_path)
+
+
+def test_a_hole_in_a_table_takes_no_memory(tmp_path):
+    path = tmp_path / "episodes.csv"
+    CsvTable(path, COLUMNS).add([(10, 1.0, 5, 6)])
+    os.truncate(path, 30_000_000)
+    with open(path, "ab") as file:
+        file.write(b"\n20,1.0,7,6\r\n")
+    tracemalloc.start()
+    episodes = read_episodes(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert episodes["score"].tolist() == [5, 7] and peak < 10e6
+
+
 def test_a_film_goes_through_no_link(finished, tmp_path, monkeypatch):
     def write(path, pictures, fps):
         path.write_bytes(b"film")
@@ -189,6 +245,34 @@ def test_a_start_that_is_killed_anywhere_can_be_started_again_or_resumed(tmp_pat
         assert [row["env_steps"] for row in rows(state / "metrics.csv")] in (["80"], [])
         assert not list(state.glob("*.tmp"))
     assert 0 < resumed < len(states)
+
+
+def test_kept_results_are_no_remains_of_a_start(prepared, capsys):
+    keep = {name: (prepared / name).read_bytes() for name in ("config.json", "metrics.csv", "episodes.csv")}
+    shutil.rmtree(prepared)
+    for names in (["metrics.csv"], ["episodes.csv"], list(keep)):
+        prepared.mkdir()
+        for name in names:
+            (prepared / name).write_bytes(keep[name])
+        assert cli.train([*TINY, "--run-dir", str(prepared), "--total-env-steps", "80"]) == 2
+        err = capsys.readouterr().err
+        assert "holds no checkpoint, so no run can go on there; remove it if its rows are not needed" in err
+        assert "--resume" not in err and err.count("\n") == 1
+        assert {path.name: path.read_bytes() for path in prepared.iterdir()} == {name: keep[name] for name in names}
+        shutil.rmtree(prepared)
+
+
+def test_a_directory_with_a_checkpoint_is_resumed_not_removed(prepared, capsys):
+    (prepared / "latest.pt").unlink()  # the one before is there
+    assert cli.train([*TINY, "--run-dir", str(prepared)]) == 2
+    assert f"--resume {prepared} goes on with a run" in capsys.readouterr().err
+
+
+def test_a_run_that_never_saved_is_said_to_hold_no_checkpoint(prepared, capsys):
+    for path in [*prepared.glob("*.pt"), prepared / "metrics.csv", prepared / "episodes.csv"]:
+        path.unlink()  # events alone
+    assert cli.train([*TINY, "--run-dir", str(prepared)]) == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
 
 
 def test_a_resume_that_is_killed_anywhere_can_be_resumed(prepared, tmp_path):
@@ -276,6 +360,30 @@ def test_without_locks_of_the_system_a_dead_process_keeps_nobody_out(tmp_path, n
         RunLock(tmp_path / "run").take()
     lock.release()
     assert not (tmp_path / "run" / "lock").exists()
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_of_two_that_find_a_dead_owner_one_gets_the_lock(tmp_path, no_flock, monkeypatch):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / "lock").write_text(f"{dead.pid}\n{socket.gethostname()}\n")
+    first, second, judge, calls = RunLock(tmp_path), RunLock(tmp_path), directory._of_a_dead_process, []
+
+    def judge_slowly(path):
+        judged = judge(path)
+        calls.append(judged)
+        if len(calls) == 1:
+            second.take()
+        return judged
+
+    monkeypatch.setattr(directory, "_of_a_dead_process", judge_slowly)
+    with pytest.raises(ValueError, match="in use by another process"):
+        first.take()
+    assert calls[0] and [path.name for path in tmp_path.iterdir()] == ["lock"]
+    held = (tmp_path / "lock").stat()
+    second.keep()  # still its own
+    assert os.path.samestat(held, (tmp_path / "lock").stat())
+    second.release()
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
@@ -372,6 +480,11 @@ def test_a_table_that_is_not_ours_begins_anew_and_readers_skip_what_is_no_number
     CsvTable(path, COLUMNS, keep_until=10)
     assert path.read_bytes() == b"env_steps,seconds,score,length\r\n"
     assert (tmp_path / "table.csv.old").read_text() == "#!/bin/sh\nrm -rf /\n"
+    path.write_text("another\n")
+    (tmp_path / "table.csv.old2").symlink_to("nowhere")
+    CsvTable(path, COLUMNS, keep_until=10)
+    assert (tmp_path / "table.csv.old").read_text() == "#!/bin/sh\nrm -rf /\n"
+    assert (tmp_path / "table.csv.old3").read_text() == "another\n"
     with open(path, "a", newline="", encoding="utf-8") as file:
         file.write("1,1.0,5,6\r\n2,evil,5,6\r\n3,1.0,5\r\n\r\n4,,nan,6\r\n5,1.0,5,6,7\r\n6,1.0,-inf,9\r\n7,1.0,5,6")
     read = read_table(path, ("env_steps", "score"))
