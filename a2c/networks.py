@@ -199,7 +199,7 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard)
 
 
-def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool = True) -> nn.Module:
+def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool) -> nn.Module:
     """The network that `config.network` names; ValueError where it cannot read the observation.
 
     `stacked`: the channels of an image are the newest frames of one picture (Atari games), not its colours;
