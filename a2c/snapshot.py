@@ -24,6 +24,7 @@ from a2c.config import Config
 
 Snapshot = list[dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
+KEYS = (bool, int, float, str, np.str_)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
 HARMLESS = (*FUNCTIONS, gym.Space, EnvSpec, Config, ale_py.Action)  # what an environment is made of, no state
 INTO: dict[str, Any] = {"generator": np.random.Generator, "deque": deque}  # what a restored value needs to be there
@@ -111,7 +112,7 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     if type(value) is dict:
-        return all(isinstance(key, bool | int | float | str) for key in value) and all(map(_is_plain, value.values()))
+        return all(type(key) in KEYS for key in value) and all(map(_is_plain, value.values()))
     return type(value) in PLAIN
 
 

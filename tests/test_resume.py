@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import replace
+from enum import IntEnum
 from functools import partial
 
 import ale_py
@@ -212,11 +213,20 @@ class Listed(list):
     pass
 
 
-Pair = namedtuple("Pair", "a b")
+Pair, Way = namedtuple("Pair", "a b"), IntEnum("Way", "UP DOWN")
 LOST = [
     *(object(), {1, 2}, {(0, 1): 2}, [np.random.default_rng(0)], np.array([object()]), Pair(1, 2), Listed([1])),
     *([deque([1])], {"a": deque([1])}, OrderedDict(a=1), defaultdict(int, a=1), Counter("aab")),
-    *(np.ones(2, np.longdouble), np.longdouble(1), np.ma.array([1]), partial(int, "3"), (len, [object()])),
+    *(
+        np.ones(2, np.longdouble),
+        np.longdouble(1),
+        np.ma.array([1]),
+        Way.UP,
+        {Way.UP: 1},
+        {np.float64(1): 1},
+        partial(int, "3"),
+        (len, [object()]),
+    ),
 ]
 
 
