@@ -140,7 +140,7 @@ def play_and_learn(
     number, config = part.number, part.config
     compute = Compute(config)
     net.normalizer = copy.deepcopy(net.normalizer)  # parameters are shared; statistics are merged by each for itself
-    learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, shared=(net, optimizer))
+    learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked, (net, optimizer))
     collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
     if account.statistics:  # two that fed the same ones at once could make a variance negative
         learner.statistics = account.statistics[number]

@@ -65,6 +65,7 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
     except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
+        env.close()
         raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box):
@@ -102,7 +103,7 @@ class AtariGame(AtariEnv):
     def __init__(self, config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> None:
         self._fresh_seed: int | None = seed
         # obs_type="ram" keeps AtariEnv from rendering an RGB screen; the emulator's own limit of frames
-        # would cut inside a decision; `step` cuts behind one.
+        # would cut inside a decision; `step` cuts after one.
         kwargs = dict(
             spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None, render_mode=render_mode
         )

@@ -20,7 +20,7 @@ class Experience(NamedTuple):
     """An n-step transition as notebooks have it.
 
     `reward` is the discounted sum of the window's rewards; `last_state` is the observation
-    behind the window, None when the episode ended inside it. `reward_steps` is set only for
+    after the window, None when the episode ended inside it. `reward_steps` is set only for
     a window shorter than usual that still has a `last_state` (a truncated episode).
     """
 
@@ -52,7 +52,7 @@ def unpack_batch(
     Args:
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes; arrays or tensors on any device), or a `Rollout`.
-        net: network with outputs `(logits, values [B, 1] or [B])`; it values what lies behind the windows.
+        net: network with outputs `(logits, values [B, 1] or [B])`; it values what comes after the windows.
             Inside them a rollout has the values of the policy that acted.
         device: where the results live.
         gamma: discount per decision.
@@ -68,8 +68,8 @@ def unpack_batch(
     Raises:
         ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` that is no integer
             or below 1, a negative `reward_clip`, lambda below 1 for transitions, rewards that are NaN or infinite,
-            states of different shapes, values of another shape, or a rollout whose `final_index` does not
-            name its truncated steps.
+            actions that are no integers, states of different shapes, values of another shape, or a rollout whose
+            `final_index` does not name its truncated steps.
     """
     if isinstance(batch, Rollout):
         batch.check()
@@ -111,7 +111,7 @@ def unpack_views(
     own = [getattr(e, "reward_steps", None) for e in batch]
     lengths = [reward_steps if steps is None else _count(steps) for steps in own]
     states = _stack([e.state for e in batch]).to(device)
-    actions = torch.tensor([int(e.action) for e in batch], dtype=torch.int64, device=device)
+    actions = torch.tensor([_integer("action", e.action) for e in batch], dtype=torch.int64, device=device)
     returns = torch.tensor([float(e.reward) for e in batch], dtype=torch.float32, device=device)
     alive = [i for i, e in enumerate(batch) if e.last_state is not None]
     if alive:
@@ -154,13 +154,18 @@ def _flat(values: Tensor, batch: int) -> Tensor:
 
 
 def _count(reward_steps: Any) -> int:
-    try:
-        steps = operator.index(reward_steps)
-    except TypeError:
-        raise ValueError(f"reward_steps must be an integer, got {reward_steps}") from None
+    steps = _integer("reward_steps", reward_steps)
     if steps < 1:
         raise ValueError(f"reward_steps must be at least 1, got {steps}")
     return steps
+
+
+def _integer(name: str, value: Any) -> int:
+    """An integer of Python, numpy or torch as an int; ValueError for what would have to be rounded."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value}") from None
 
 
 def _stack(observations: list[Any]) -> Tensor:

@@ -61,6 +61,7 @@ class GameEnvs(VectorWrapper):
     """Hide the backends' differences and count games from raw rewards (the contract above).
 
     Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
+    The environments must not hand out the array of a final observation again; `Resumable` copies it.
     Every question to the environments ends: with an answer, or with WorkerError, after
     `timeout` seconds at most where worker processes are asked.
     """

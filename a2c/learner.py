@@ -34,8 +34,8 @@ class Learner:
         input_shape: tuple[int, ...],
         n_actions: int,
         compute: Compute,
+        stacked: bool,
         shared: tuple[nn.Module, torch.optim.Optimizer] | None = None,
-        stacked: bool = True,
     ) -> None:
         """`shared`: network and optimiser that other processes move too, instead of new ones.
 
@@ -123,7 +123,8 @@ class Learner:
         """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""
         if not done:
             return
-        sizes = [*(update.grad_norm for update in done), *torch._foreach_norm(list(self.net.parameters()))]
+        sizes = [size for update in done for size in (update.loss.total, update.grad_norm)]
+        sizes += torch._foreach_norm(list(self.net.parameters()))
         if torch.stack([size.detach() for size in sizes]).isfinite().all():
             return
         for number, update in enumerate(done, start=self.updates - len(done) + 1):

@@ -46,6 +46,7 @@ def a2c_loss(
     section 4 and algorithm S3; the clipped ratio is V-trace's (Espeholt et al., 2018,
     section 4.1) with rho-bar = 1; log_eps is GA3C's guard (Babaeizadeh et al., 2017, section 5.3):
     the gradient of an action fades where the policy has given it up since it was taken.
+    Where a masked action was taken, the loss is infinite without log_eps though its gradients are finite.
 
     Args:
         logits: `[B, A]` unnormalised log-probabilities; minus infinity masks an action that was not taken.
@@ -56,7 +57,7 @@ def a2c_loss(
         value_coef: weight of the squared value error.
         log_eps: probability added inside the logarithm.
         behaviour_log_probs: `[B]` log-probability of each action when it was taken, for
-            batches behind the first of a rollout.
+            batches after the first of a rollout.
 
     Raises:
         ValueError: shapes that would broadcast instead of pairing element by element, or actions that are no integers.

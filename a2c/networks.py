@@ -176,7 +176,7 @@ class LstmA2C(nn.Module):
         return self.policy(hidden), self.value(hidden), torch.cat([hidden, cell], dim=1)
 
 
-def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool = True) -> nn.Module:
+def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool) -> nn.Module:
     """The network that `config.network` names; ValueError where it cannot read the observation.
 
     `stacked`: the channels of an image are the newest frames of one picture (Atari games), not its colours;

@@ -120,7 +120,7 @@ class Rollout:
     def check(self) -> None:
         """ValueError unless `final_index` names each step that was truncated and not terminated, once.
 
-        A step without its entry would be bootstrapped from the next episode. On a GPU this waits for it once.
+        A step without its entry would be bootstrapped from the next episode. On a GPU this waits for it twice.
         """
         wanted = (self.truncated & ~self.terminated).nonzero()  # [K, 2]
         order = (self.final_index[:, 0] * self.truncated.shape[1] + self.final_index[:, 1]).argsort()

@@ -1,7 +1,8 @@
 """Saving and restoring one environment bit for bit: the game and every wrapper around it.
 
 A snapshot is the list of an environment's layers, outermost first, each as the plain values
-among its attributes: numbers, texts, arrays, random generators. `AtariGame` says itself what its state is.
+among its attributes: numbers, texts, arrays, random generators. What may be state and cannot be held is named
+in it as lost, and then no environment is restored exactly. `AtariGame` says itself what its state is.
 It must not import torch.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import copy
 import traceback
+import types
 from collections import deque
 from typing import Any
 
+import ale_py
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -21,7 +24,11 @@ from a2c.config import Config
 
 Snapshot = list[dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
-CONSTANT = (gym.Space, EnvSpec, Config)
+KEYS = (bool, int, float, str, np.str_)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
+HARMLESS = (*FUNCTIONS, gym.Space, EnvSpec, Config, ale_py.Action)  # what an environment is made of, no state
+INTO: dict[str, Any] = {"generator": np.random.Generator, "deque": deque}  # what a restored value needs to be there
+LOST = {"lost": True}  # stands for a value that a snapshot cannot hold
 
 
 class Resumable(gym.Wrapper):
@@ -60,7 +67,6 @@ class Resumable(gym.Wrapper):
             self.exact = all([_restore(layer, values) for layer, values in zip(layers, snapshot, strict=True)])
         except Exception as error:  # wrong content can raise almost anything
             self.exact, self.refusal = False, " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        self.exact &= not any(_is_opaque(value) for layer in layers for value in _attributes(layer).values())
 
 
 def _layers(env: gym.Env) -> list[gym.Env]:
@@ -71,8 +77,11 @@ def _layers(env: gym.Env) -> list[gym.Env]:
 
 
 def _attributes(layer: gym.Env) -> dict[str, Any]:
-    """The attributes that may hold state; an Atari game's are its own business."""
-    return {} if isinstance(layer, AtariGame) else {k: v for k, v in vars(layer).items() if k != "env"}
+    """The attributes that may hold state; none of an Atari game, which has its own `get_state`."""
+    if isinstance(layer, AtariGame):
+        return {}
+    # gymnasium keeps the arguments of a wrapper's constructor in `_saved_kwargs`.
+    return {k: v for k, v in vars(layer).items() if k not in ("env", "_saved_kwargs") and not _is_harmless(v)}
 
 
 def _values(layer: gym.Env) -> dict[str, Any]:
@@ -82,26 +91,29 @@ def _values(layer: gym.Env) -> dict[str, Any]:
     for name, value in _attributes(layer).items():
         if isinstance(value, np.random.Generator):
             values[name] = {"generator": value.bit_generator.state}
-        elif isinstance(value, deque) and _is_plain(list(value)):
+        elif type(value) is deque and _is_plain(list(value)):
             values[name] = {"deque": _plain_copy(list(value))}
-        elif isinstance(value, list | tuple | dict) and _is_plain(value):
-            values[name] = {"value": _plain_copy(value)}
-        elif _is_plain(value):
-            values[name] = _plain_copy(value)
+        elif type(value) is np.ndarray and value.dtype.kind in "SU":  # such as the map of a lake
+            values[name] = {"text": [value.dtype.str, list(value.shape), np.frombuffer(value.tobytes(), np.uint8)]}
+        elif not _is_plain(value):
+            values[name] = LOST
+        else:
+            held = _plain_copy(value)
+            values[name] = {"value": held} if isinstance(held, list | tuple | dict) else held
     return values
 
 
 def _is_plain(value: Any) -> bool:
     """True for what a snapshot can hold: numbers, texts, arrays of numbers, and containers of these."""
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:
         return value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8
     if isinstance(value, np.generic):
         return isinstance(value, np.str_) or _is_plain(np.asarray(value))
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     if type(value) is dict:
-        return all(isinstance(key, bool | int | float | str) for key in value) and all(map(_is_plain, value.values()))
-    return isinstance(value, PLAIN)
+        return all(type(key) in KEYS for key in value) and all(map(_is_plain, value.values()))
+    return type(value) in PLAIN
 
 
 def _plain_copy(value: Any) -> Any:
@@ -115,37 +127,41 @@ def _plain_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _is_opaque(value: Any) -> bool:
-    """True for an object that may hold state which no snapshot sees, such as a physics engine's world."""
-    if isinstance(value, list | tuple | deque):
-        return any(_is_opaque(item) or isinstance(item, np.random.Generator) for item in value)
-    if isinstance(value, dict):
-        keys = all(isinstance(key, bool | int | float | str) for key in value)
-        return not keys or _is_opaque(list(value.values()))
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind not in "biufSU"  # texts, such as the map of a lake, do not change
-    return not (_is_plain(value) or callable(value) or isinstance(value, (np.random.Generator, *CONSTANT)))
+def _is_harmless(value: Any) -> bool:
+    """True for what holds no state: functions, classes, spaces, and tuples of these."""
+    return isinstance(value, HARMLESS) or (type(value) is tuple and all(map(_is_harmless, value)))
 
 
 def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
     """Give a layer its values back; False where it did not take them exactly."""
     if isinstance(layer, AtariGame):
         return layer.set_state(values)
+    exact = _attributes(layer).keys() <= values.keys()
     for name, value in values.items():
+        kind, content = next(iter(value.items())) if isinstance(value, dict) else ("value", value)
+        if kind == "lost":
+            exact = False
+            continue
         current: Any = getattr(layer, name, None)
         if callable(current):
             raise ValueError(f"{name} must be no method, got a value for it")
-        kind, content = next(iter(value.items())) if isinstance(value, dict) else ("value", value)
-        if current is None and kind != "value":
+        if kind in INTO and type(current) is not INTO[kind]:
             return False
         if kind == "generator":
             current.bit_generator.state = content
             continue
-        new = deque(copy.deepcopy(content), maxlen=current.maxlen) if kind == "deque" else copy.deepcopy(content)
+        new: Any = _texts(*content) if kind == "text" else copy.deepcopy(content)
+        if kind == "deque":
+            new = deque(new, maxlen=current.maxlen)
         if isinstance(current, np.ndarray) and isinstance(new, np.ndarray) and not _fits(new, current):
             return False
         setattr(layer, name, new)
-    return True
+    return exact
+
+
+def _texts(dtype: str, shape: list[int], content: np.ndarray) -> np.ndarray:
+    """An array of texts, such as `dtype` "<U4", from its bytes."""
+    return np.frombuffer(content.tobytes(), dtype).reshape(shape).copy()
 
 
 def _fits(new: np.ndarray, current: np.ndarray) -> bool:

@@ -56,7 +56,7 @@ class Trainer:
             refused.callback(self.close)
             self.resumed = self._read_checkpoint() if config.resume else None
             spaces = self.spaces
-            self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, stacked=spaces.stacked)
+            self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, spaces.stacked)
             self.driver = DRIVERS[config.algorithm](config, spaces, self.learner, self.compute)
             self.scores = Scores()
             self.saved_best = -math.inf  # mean score of the policy in best.pt

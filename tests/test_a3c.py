@@ -111,7 +111,7 @@ def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeyp
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", str(workers), "--total-env-steps", "2000"]
     config = resolve(parse_config([*flags, "--num-envs", "10", "--batches-per-rollout", "5"]), (4,))
     with closing(Compute(config)) as compute:
-        learner = Learner(config, (4,), 2, compute)
+        learner = Learner(config, (4,), 2, compute, stacked=False)
         driver = DRIVERS[algorithm](config, probe_spaces(config), learner, compute)
         driver.start(None)
         assert len(driver.workers.processes) == (
@@ -136,8 +136,8 @@ def test_gradients_are_copied_and_never_added_up():
     # local one, so every later gradient is added to those before.
     config = resolve(Config.from_preset("cartpole"), (4,))
     with closing(Compute(config)) as compute:
-        shared = Learner(config, (4,), 2, compute)
-        worker = Learner(config, (4,), 2, compute, shared=(shared.net, shared.optimizer))
+        shared = Learner(config, (4,), 2, compute, stacked=False)
+        worker = Learner(config, (4,), 2, compute, stacked=False, shared=(shared.net, shared.optimizer))
         assert worker.twin is not shared.net
         mine, theirs = list(worker.twin.parameters()), list(shared.net.parameters())
         assert not {p.data_ptr() for p in mine} & {p.data_ptr() for p in theirs}
@@ -148,7 +148,7 @@ def test_gradients_are_copied_and_never_added_up():
             rollout = copy.deepcopy(collector.collect())
             rollout.versions.fill_(worker.updates)
             worker.learn(rollout, batches=1)
-            fresh = Learner(config, (4,), 2, compute)
+            fresh = Learner(config, (4,), 2, compute, stacked=False)
             fresh.net.load_state_dict(before.state_dict())
             rollout.versions.fill_(0)
             fresh.learn(rollout, batches=1)
@@ -250,7 +250,7 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
 def test_settling_takes_in_what_is_under_way():
     config = resolve(parse_config([*CARTPOLE, "--algorithm", "a3c", "--workers", "2"]), (4,))
     with closing(Compute(config)) as compute:
-        learner = Learner(config, (4,), 2, compute)
+        learner = Learner(config, (4,), 2, compute, stacked=False)
         driver = A3C(config, probe_spaces(config), learner, compute)
         driver.start(None)
         played = driver.advance().env_steps

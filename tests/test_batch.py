@@ -262,6 +262,17 @@ def test_values_of_another_shape_are_refused(form, reshape):
         unpack_batch(both_forms()[form], Shaped(reshape), reward_steps=3)
 
 
+@pytest.mark.parametrize("action", [1.7, 1.0, "1", None, np.float32(1), torch.tensor(1.7), np.array([0, 1])])
+def test_an_action_that_is_no_integer_is_refused(action):
+    with pytest.raises(ValueError, match="action must be an integer, got "):
+        unpack_batch([Experience(np.ones(4, np.uint8), action, 1.0, None)], Toy())
+
+
+@pytest.mark.parametrize("action", [1, np.int8(1), np.array(1), torch.tensor(1), torch.tensor(1, dtype=torch.uint8)])
+def test_an_action_may_be_any_integer(action):
+    assert unpack_batch([Experience(np.ones(4, np.uint8), action, 1.0, None)], Toy())[1].tolist() == [1]
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.5, float("nan"), "4"])
 def test_windows_without_a_whole_length_are_refused(steps):
     state = np.ones(4, np.uint8)
@@ -383,4 +394,4 @@ def test_a_cut_off_step_without_its_final_observation_is_refused(spoil):
         unpack_batch(rollout, Toy())
     config = Config(env="CartPole-v1", backend="sync", threads=1, num_envs=4)
     with closing(Compute(config)) as compute, pytest.raises(ValueError, match="final_"):
-        Learner(config, (4,), 3, compute).learn(rollout)
+        Learner(config, (4,), 3, compute, stacked=False).learn(rollout)

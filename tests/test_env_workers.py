@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.classic_control import Continuous_MountainCarEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from toys import CountingEnv
 
@@ -58,6 +59,14 @@ def test_an_unknown_id_gives_the_nearest_names_and_starts_no_process():
 def test_a_continuous_action_space_is_refused(backend):
     with pytest.raises(ValueError, match="env must have a discrete action space, got Box"):
         make_envs(Config(env="MountainCarContinuous-v0", backend=backend, num_envs=2))
+
+
+def test_an_environment_that_is_refused_is_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Continuous_MountainCarEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(ValueError, match="discrete"):
+        make_envs(Config(env="MountainCarContinuous-v0", backend="sync", num_envs=2))
+    assert len(closed) == 1
 
 
 def test_native_refuses_what_ale_py_cannot_play():

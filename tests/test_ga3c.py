@@ -36,7 +36,7 @@ def setting(request):
     spaces = probe_spaces(config)
     config = resolve(config, spaces.obs_shape)
     with closing(Compute(config)) as compute:
-        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute)
+        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked)
         with torch.no_grad():  # an untrained network says nearly the same to every observation
             for parameter in learner.net.parameters():
                 parameter.mul_(3)

@@ -1,6 +1,7 @@
 """The networks: the classic's names and sizes, the pixel normaliser against numpy, the start of training."""
 
 import math
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from a2c.compute import Compute
 from a2c.config import Config
+from a2c.learner import Learner
 from a2c.networks import AtariA2C, MlpA2C, SharedA2C, make_network
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 
@@ -77,7 +80,7 @@ def test_a_notebooks_weights_load_and_compute_the_same(classic):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("kind", "size"), [("atari", 36), ("atari", 42), ("nature", 42), ("small", 42)])
 def test_output_shapes_and_agreement_of_float_with_uint8(kind, size, normalize):
-    net = make_network(Config(network=kind, normalize_obs=normalize), (4, size, size), 3)
+    net = make_network(Config(network=kind, normalize_obs=normalize), (4, size, size), 3, stacked=True)
     obs = frames(5, 4, size, size)
     with torch.no_grad():
         logits, values = net(obs)
@@ -160,7 +163,7 @@ def test_pixel_norm_centres_scales_and_clips():
 
 
 def test_only_update_changes_the_pixel_statistics():
-    net = make_network(Config(network="small"), (4, 42, 42), 6).train()
+    net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True).train()
     net.normalizer.update(frames(9, 42, 42))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     net(frames(8, 4, 42, 42, seed=1))[1].sum().backward()
@@ -170,7 +173,7 @@ def test_only_update_changes_the_pixel_statistics():
 
 
 def test_pixel_statistics_travel_in_the_state_dict():
-    trained, fresh = (make_network(Config(network="small"), (4, 42, 42), 6) for _ in range(2))
+    trained, fresh = (make_network(Config(network="small"), (4, 42, 42), 6, stacked=True) for _ in range(2))
     trained.normalizer.update(frames(9, 42, 42))
     assert {"normalizer.mean", "normalizer.var", "normalizer.count"} <= set(trained.state_dict())
     fresh.load_state_dict(trained.state_dict())
@@ -192,7 +195,7 @@ def test_weights_start_orthogonal(classic):
 @pytest.mark.parametrize(("kind", "shape"), [("atari", (4, 84, 84)), ("nature", (4, 42, 42)), ("small", (4, 42, 42))])
 def test_the_initial_policy_is_almost_uniform(kind, shape):
     torch.manual_seed(0)
-    net = make_network(Config(network=kind), shape, 6)
+    net = make_network(Config(network=kind), shape, 6, stacked=True)
     with torch.no_grad():
         probabilities = net(frames(16, *shape))[0].softmax(1)
     assert (probabilities - 1 / 6).abs().max() < 0.02
@@ -210,13 +213,13 @@ def test_the_initial_policy_is_almost_uniform(kind, shape):
     ],
 )
 def test_make_network_builds_what_the_config_names(network, shape, kind):
-    assert type(make_network(Config(network=network), shape, 2)) is kind
+    assert type(make_network(Config(network=network), shape, 2, stacked=True)) is kind
 
 
 @pytest.mark.parametrize("kind", ["atari", "small"])
 def test_learning_in_float32_takes_the_channels_innermost_and_gives_the_same_gradient(kind, monkeypatch):
     shape, seen = (4, 42, 42), []
-    net = make_network(Config(network=kind, frame_size=42), shape, 6)
+    net = make_network(Config(network=kind, frame_size=42), shape, 6, stacked=True)
     net.conv[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     obs = frames(16, *shape)
 
@@ -238,8 +241,16 @@ def test_learning_in_float32_takes_the_channels_innermost_and_gives_the_same_gra
 
 
 def test_the_normalizer_is_optional():
-    assert isinstance(make_network(Config(), (4, 42, 42), 2).normalizer, PixelNorm)
-    assert make_network(Config(normalize_obs=False), (4, 42, 42), 2).normalizer is None
+    assert isinstance(make_network(Config(), (4, 42, 42), 2, stacked=True).normalizer, PixelNorm)
+    assert make_network(Config(normalize_obs=False), (4, 42, 42), 2, stacked=True).normalizer is None
+
+
+def test_whether_channels_are_frames_or_colours_must_be_said():
+    config = Config(threads=1)
+    with pytest.raises(TypeError, match="stacked"):
+        make_network(config, (3, 42, 42), 2)
+    with closing(Compute(config)) as compute, pytest.raises(TypeError, match="stacked"):
+        Learner(config, (3, 42, 42), 2, compute)
 
 
 @pytest.mark.parametrize(
@@ -253,4 +264,4 @@ def test_the_normalizer_is_optional():
 )
 def test_make_network_refuses_what_it_cannot_read(network, shape, message):
     with pytest.raises(ValueError, match=message):
-        make_network(Config(network=network), shape, 2)
+        make_network(Config(network=network), shape, 2, stacked=True)

@@ -5,7 +5,10 @@ import csv
 import io
 import os
 import signal
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import replace
+from enum import IntEnum
+from functools import partial
 
 import ale_py
 import gymnasium as gym
@@ -206,18 +209,41 @@ class Odd(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Listed(list):
+    pass
+
+
+Pair, Way = namedtuple("Pair", "a b"), IntEnum("Way", "UP DOWN")
+LOST = [
+    *(object(), {1, 2}, {(0, 1): 2}, [np.random.default_rng(0)], np.array([object()]), Pair(1, 2), Listed([1])),
+    *([deque([1])], {"a": deque([1])}, OrderedDict(a=1), defaultdict(int, a=1), Counter("aab")),
+    *(
+        np.ones(2, np.longdouble),
+        np.longdouble(1),
+        np.ma.array([1]),
+        Way.UP,
+        {Way.UP: 1},
+        {np.float64(1): 1},
+        partial(int, "3"),
+        (len, [object()]),
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("hidden", "exact"),
     [
-        *((3, True), ({"a": [1, (2.0, None)]}, True), (object(), False), ({1, 2}, False), ({(0, 1): 2}, False)),
-        *(([np.random.default_rng(0)], False), (np.array([object()]), False)),
+        *((3, True), ({"a": [1, (2.0, None)]}, True), (deque([1], 2), True), (np.random.default_rng(0), True)),
+        *((np.array(["wall", "ice"]), True), (np.array([[b"S\xff"]]), True), (len, True), ((len, Odd), True)),
+        *((hidden, False) for hidden in LOST),
     ],
+    ids=str,
 )
 def test_state_that_a_snapshot_cannot_hold_is_noticed(hidden, exact):
     first, other = Resumable(Odd(hidden)), Resumable(Odd(copy.deepcopy(hidden)))
     first.step(1)
     other.snapshot = to_arrays(to_tensors(first.snapshot))
-    assert other.exact == exact
+    assert (other.exact, other.refusal) == (exact, "")
     assert other.unwrapped.trail == [1]
 
 
@@ -233,3 +259,20 @@ def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, mon
     with pytest.raises(ValueError, match="num_envs must leave files to open") as refused:
         trainer.run()
     assert not isinstance(refused.value, CheckpointError)
+
+
+def test_texts_that_have_changed_are_restored():
+    first, other = (Resumable(Odd(np.array(["S", "F"]))) for _ in range(2))
+    first.unwrapped.hidden[1] = "H"
+    other.snapshot = to_arrays(to_tensors(first.snapshot))
+    assert other.exact and other.unwrapped.hidden.tolist() == ["S", "H"]
+    other.unwrapped.hidden[0] = "G"  # it can still be written
+
+
+@pytest.mark.parametrize("late", [{1, 2}, 3, deque([1])])
+@pytest.mark.parametrize("where", ["saved", "restored"])
+def test_an_attribute_that_one_environment_alone_has_is_noticed(where, late):
+    first, other = Resumable(Odd(0)), Resumable(Odd(0))
+    (first if where == "saved" else other).unwrapped.late = late
+    other.snapshot = to_arrays(to_tensors(first.snapshot))
+    assert other.exact == (where == "saved" and late == 3) and not other.refusal

@@ -124,6 +124,6 @@ def test_a_trainer_leaves_the_caller_s_generators_alone(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)  # what the weights are drawn from
-    net = make_network(config, (4,), 2)
+    net = make_network(config, (4,), 2, stacked=False)
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(weights[0], net.parameters(), strict=True))

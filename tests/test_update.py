@@ -13,6 +13,7 @@ from a2c.collector import Collector
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs
+from a2c.learner import Learner
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.optimizer import learning_rate, make_optimizer
@@ -140,6 +141,27 @@ def test_two_threads_learn_what_one_learns(form):
     torch.testing.assert_close(one[-1][1:], two[-1][1:], rtol=1e-4, atol=1e-5)
 
 
+class Masking(MlpA2C):
+    """Gives the first action no chance at all, also where it was taken."""
+
+    def forward(self, obs):
+        logits, values = super().forward(obs)
+        return logits.index_fill(1, torch.tensor([0]), -torch.inf), values
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_infinite_loss_stops_the_run_though_its_gradients_are_finite(advantage):
+    net, rollout = Masking((4,), 3), random_rollout()
+    rollout.actions.zero_()
+    rollout.rewards.fill_(100 * advantage)
+    shared = (net, make_optimizer(net, CONFIG))
+    with closing(Compute(CONFIG)) as compute:
+        learner = Learner(CONFIG, (4,), 3, compute, stacked=False, shared=shared)
+        with pytest.raises(FloatingPointError, match=r"policy loss is -?inf at update 1;"):
+            learner.learn(rollout, batches=1)
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
+
+
 def flat_transitions(rollout: Rollout) -> tuple[list, list, list, list]:
     """States, actions, rewards and last states of some transitions; which, does not matter."""
     states = list(rollout.obs.flatten(0, 1).numpy())
@@ -230,7 +252,7 @@ def test_bfloat16_takes_nearly_the_step_of_float32():
 
 
 def test_the_working_copy_shares_the_pixel_statistics():
-    net = make_network(Config(network="small"), (4, 42, 42), 6)
+    net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
     with closing(Compute(CONFIG)) as exact, closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
         assert exact.working_copy(net) is net
         twin = compute.working_copy(net)
@@ -247,7 +269,7 @@ def test_values_are_finer_than_bfloat16(network, shape):
     # Near 90 bfloat16 has the halves alone; a value head in it could say nothing else.
     torch.manual_seed(0)
     config = replace(CONFIG, precision="bfloat16")
-    net = make_network(replace(config, network=network), shape, 3)
+    net = make_network(replace(config, network=network), shape, 3, stacked=True)
     last = net.value[-1] if isinstance(net.value, torch.nn.Sequential) else net.value
     with torch.no_grad():
         last.bias.fill_(90.0)
