@@ -93,7 +93,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    """ValueError where an entry of the zip archive is damaged, packed (it could grow to any size) or of foreign kinds."""
+    """ValueError where an entry of the zip archive is damaged, packed (it could grow to any size) or of other kinds."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)

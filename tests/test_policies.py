@@ -19,7 +19,6 @@ from a2c.flags import parse_config
 from a2c.games import WorkerError
 from a2c.recording import record
 
-
 CLEAR = Path("/proc/self/clear_refs")  # Linux only
 
 
