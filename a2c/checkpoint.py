@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import pickletools
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,11 @@ from a2c.networks import make_network
 FORMAT = 4
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the newest checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
+# What the pickle of a checkpoint names; of all else that torch allows, a bytearray can take any amount of memory.
+NAMES = re.compile(
+    r"collections OrderedDict|torch \w+Storage|torch\.storage UntypedStorage|torch uint\d+|"
+    r"torch\._utils _rebuild_tensor_v[23]"
+)
 REQUIRED = (
     *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
     *("collector", "windows", "learning", "scores", "saved_best", "env_steps", "updates", "seconds"),
@@ -86,15 +93,20 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    """ValueError where an entry of the zip archive is damaged, or packed: then it could grow to any size."""
+    """ValueError where an entry of the zip archive is damaged, packed (it could grow to any size) or of other kinds."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
         if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
             raise ValueError("its entries are larger than the file")
         damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"its entry {damaged} does not have its checksum")
+        if damaged is not None:
+            raise ValueError(f"its entry {damaged} does not have its checksum")
+        for entry in entries:
+            if entry.filename.lower().endswith("data.pkl"):  # torch finds names in either case
+                for opcode, name, _ in pickletools.genops(archive.read(entry)):
+                    if opcode.name == "GLOBAL" and not NAMES.fullmatch(str(name)):
+                        raise ValueError(f"it must hold numbers, texts and tensors only, got {name}")
 
 
 def _check_extent(state: Any, size: int) -> None:
@@ -106,13 +118,11 @@ def _check_extent(state: Any, size: int) -> None:
             if value.layout != torch.strided or value.device.type != "cpu":
                 raise ValueError("it holds a tensor without numbers of its own")
             size -= value.numel() * value.element_size()
-        size -= 1
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        size -= len(items)
         if size < 0:
             raise ValueError("its content is larger than the file")
-        if isinstance(value, dict):
-            rest += value.values()
-        elif isinstance(value, list | tuple):
-            rest += value
+        rest += items
 
 
 def to_tensors(value: Any) -> Any:

@@ -7,12 +7,13 @@ the rule and the value, and exit code 2.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 import tyro
 
@@ -29,6 +30,13 @@ commands:
   compare    train a2c, a3c and ga3c on the same game and draw them side by side
 
 `a2c COMMAND --help` explains every option."""
+
+
+NO_MEMORY = (
+    "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # of torch
+)
+ADVICE = "take fewer environments, shorter rollouts, smaller batches or smaller frames"
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -99,62 +107,55 @@ def main(args: Sequence[str] | None = None) -> int:
     return commands[args[0]](args[1:])
 
 
-def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Parse the flags and run one training; returns the exit code."""
-    args = list(sys.argv[1:] if args is None else args)
-    try:
-        config = parse_config(args, prog)
-        from a2c.games import WorkerError
-        from a2c.signals import leave
-        from a2c.trainer import Trainer
-
-        trainer = Trainer(config)
-        trainer.claim()
-        with contextlib.suppress(OSError):  # a log on a full disk
-            print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
-    except ValueError as error:
-        return _refuse(str(error))
-    except KeyboardInterrupt:
-        return 130
-    try:
-        return trainer.run()
-    except ValueError as error:
-        return _refuse(str(error))
-    except WorkerError as error:
-        print(error.trace, end="", file=sys.stderr)
-        return _refuse(str(error), 1)
-    except (FloatingPointError, OSError) as error:
-        return _refuse(str(error), 1)
-    except KeyboardInterrupt:
-        return leave(130)
-
-
 def _refuse(message: str, code: int = 2) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
-def _in_one_line(command: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     """Bad values end a command with one line and exit code 2, what fails or is refused here with 1, Ctrl-C with 130."""
 
     @wraps(command)
-    def run(args: Sequence[str] | None = None) -> int:
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            return command(args)
+            return command(*args, **kwargs)
         except ValueError as error:
             return _refuse(str(error))
-        except (OSError, FloatingPointError, MemoryError) as error:
-            return _refuse(str(error) or "out of memory", 1)
-        except RuntimeError as error:
+        except (OSError, FloatingPointError) as error:
+            return _refuse(str(error), 1)
+        except (MemoryError, RuntimeError) as error:
             from a2c.games import WorkerError
 
-            if not isinstance(error, WorkerError):
+            if isinstance(error, WorkerError):
+                return _refuse(str(error), 1)
+            if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
                 raise
-            return _refuse(str(error), 1)
+            return _refuse(f"out of memory: {ADVICE} ({str(error)[:200]})", 1)
         except KeyboardInterrupt:
             return 130
 
     return run
+
+
+@_in_one_line
+def train(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
+    """Parse the flags and run one training; returns the exit code."""
+    config = parse_config(list(sys.argv[1:] if args is None else args), prog)
+    from a2c.games import WorkerError
+    from a2c.signals import leave
+    from a2c.trainer import Trainer
+
+    trainer = Trainer(config)
+    trainer.claim()
+    with contextlib.suppress(OSError):  # a log on a full disk
+        print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
+    try:
+        return trainer.run()
+    except WorkerError as error:
+        print(error.trace, end="", file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        return leave(130)
 
 
 @_in_one_line

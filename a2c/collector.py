@@ -22,7 +22,7 @@ from a2c.rollout import Rollout
 
 
 class Final(NamedTuple):
-    """A truncated step `(t, n)`: its true final observation, and the memory `[M]` behind its decision."""
+    """A truncated step `(t, n)`: its true final observation, and the memory `[M]` after its decision."""
 
     t: int
     n: int
@@ -144,7 +144,7 @@ class Collector:
             if logits.isfinite().all():
                 raise
             raise FloatingPointError(
-                "the policy's logits are no numbers: an observation or a parameter is not finite; "
+                "the policy's logits are NaN or infinite: an observation or a parameter is too; "
                 "the last checkpoint is kept"
             ) from error
 

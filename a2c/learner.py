@@ -63,8 +63,8 @@ class Learner:
     def learn(self, rollout: Rollout, batches: int | None = None, count: Callable[[], int] | None = None) -> None:
         """One optimiser step on each batch of the rollout (`batches`: so many), then the pixel statistics.
 
-        `count`, called behind each step, tells how many updates there are now; without it, one more.
-        Raises FloatingPointError when a gradient is no number; the network is of no more use then.
+        `count`, called after each step, tells how many updates there are now; without it, one more.
+        Raises FloatingPointError when a gradient is NaN or infinite; the network is of no more use then.
         """
         rollout.check()
         for group in self.optimizer.param_groups:
@@ -136,12 +136,12 @@ class Learner:
                         "try a lower learning_rate"
                     )
         raise FloatingPointError(
-            f"the network's parameters are no numbers behind update {number}; the last checkpoint is kept: "
+            f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
             "try a lower learning_rate or a higher epsilon of the optimiser"
         )
 
 
 def check_finite(network: dict[str, Tensor]) -> None:
-    """FloatingPointError where a network's state holds what is no number."""
+    """FloatingPointError where a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
-        raise FloatingPointError("the network's parameters are no numbers; the last checkpoint is kept")
+        raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")

@@ -140,7 +140,7 @@ class RunLogger:
         self._board.add(int(row["env_steps"]), time.time(), points)
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows after `env_steps`, which will be played again."""
+        """Drop the rows after `env_steps`, which will be replayed."""
         self._metrics.rewind(env_steps)
         self._episodes.rewind(env_steps)
         self._close_board()

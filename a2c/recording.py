@@ -141,9 +141,9 @@ def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
 
 
 def _write_gif(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
-    first, *rest = (Image.fromarray(picture).quantize(64) for picture in pictures)
+    frames = (Image.fromarray(picture).quantize(64) for picture in pictures)
     duration = 10 * max(2, round(100 / fps))  # ms; the format counts in hundredths of a second
-    first.save(path, save_all=True, append_images=rest, duration=duration, loop=0)
+    next(frames).save(path, save_all=True, append_images=frames, duration=duration, loop=0)
 
 
 WRITERS: dict[str, Callable[[Path, Iterable[np.ndarray], float], None]] = {".mp4": _write_mp4, ".gif": _write_gif}

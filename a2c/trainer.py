@@ -76,7 +76,7 @@ class Trainer:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
 
         Raises ValueError (the directory is taken), WorkerError (an environment fails again and again),
-        FloatingPointError (a gradient is no number), OSError (the last checkpoint cannot be written)
+        FloatingPointError (a gradient is NaN or infinite), OSError (the last checkpoint cannot be written)
         or KeyboardInterrupt (a second SIGINT).
         """
         with stop_on_signals(self.stop):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from a2c import cli
 from a2c.config import PRESETS, Config
+from a2c.directory import RunLock
 
 TRAIN_PY = Path(cli.__file__).parent.parent / "train.py"
 REFUSED = [  # arguments, and what the line must say
@@ -123,6 +125,29 @@ def test_cuda_without_a_gpu_says_that_the_run_uses_the_cpu(capsys, tmp_path):
     flags = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "2", "--total-env-steps", "40", "--cuda"]
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     assert "torch finds no GPU here, so this run uses the CPU" in capsys.readouterr().out
+
+
+def test_a_training_that_needs_too_much_memory_ends_in_one_line_and_frees_its_directory(capsys, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ["--backend", "sync", "--num-envs", "1", "--frame-size", "512", "--frame-stack", "16"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (300 * 2**30, hard))  # the rollout takes 419 GB
+    try:
+        assert cli.train([*flags, "--rollout-steps", "100000", "--no-progress", "--run-dir", str(run_dir)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    err = capsys.readouterr().err
+    assert err.startswith("error: out of memory: take fewer environments") and err.count("\n") == 1, err
+    RunLock(run_dir).take()  # free
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record"])
+def test_other_commands_say_in_one_line_that_memory_is_short(command, capsys, monkeypatch):
+    module = importlib.import_module("a2c.recording" if command == "record" else "a2c.evaluation")
+    monkeypatch.setattr(module, "load_policy", lambda *_: torch.empty(2**60))
+    assert cli.main([command, "."]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: out of memory: take fewer environments") and err.count("\n") == 1, err
 
 
 def test_main_explains_its_commands(capsys):

@@ -117,18 +117,15 @@ def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, cap
     (run_dir / "latest.pt").write_bytes(content)
 
 
-UNTIL_THEY_CHECK = pytest.mark.xfail(reason="evaluate and record do not check what a policy is made of yet")
-
-
 @pytest.mark.parametrize(
     ("command", "cases"),
     [
         ("train", 8),
         pytest.param("train", 150, marks=pytest.mark.slow),
-        pytest.param("evaluate", 6, marks=UNTIL_THEY_CHECK),
-        pytest.param("record", 6, marks=UNTIL_THEY_CHECK),
-        pytest.param("evaluate", 60, marks=[pytest.mark.slow, UNTIL_THEY_CHECK]),
-        pytest.param("record", 60, marks=[pytest.mark.slow, UNTIL_THEY_CHECK]),
+        ("evaluate", 6),
+        ("record", 6),
+        pytest.param("evaluate", 60, marks=pytest.mark.slow),
+        pytest.param("record", 60, marks=pytest.mark.slow),
     ],
 )
 def test_a_damaged_atari_checkpoint_ends_in_order_or_in_one_line(command, cases, run_dir):
