@@ -23,7 +23,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import Config, available_cores
 from a2c.games import GameEnvs, WorkerError, worker_error
-from a2c.processes import allow_open_files, without_main, worker_context
+from a2c.processes import allow_open_files, is_ours, without_main, worker_context
 from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
@@ -142,20 +142,24 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
     return env
 
 
+class A2CWorkerEnv(AsyncVectorEnv):
+    """gymnasium's own; its name becomes part of its processes' names, by which `processes.is_ours` knows them."""
+
+
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
     """A process per environment; WorkerError when one of them fails to start, and then none is left."""
     _allow_workers(len(envs))
-    before = set(multiprocessing.active_children())
+    before = set(multiprocessing.active_children())  # among them the workers of other groups
     seen: set[BaseProcess] = set()
 
     def started() -> list[BaseProcess]:
-        seen.update(process for process in multiprocessing.active_children() if process not in before)
+        seen.update(p for p in multiprocessing.active_children() if is_ours(p) and p not in before)
         return list(seen)
 
     watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
         with without_main(), watchdog:
-            vector = AsyncVectorEnv(
+            vector = A2CWorkerEnv(
                 envs,
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 copy=False,

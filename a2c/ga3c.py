@@ -143,4 +143,4 @@ def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
         arrays = {name: getattr(rollout, name).numpy() for name in names}
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
         pipe.send(Played(None, arrays, rollout.episodes, seconds))
-        pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile falls ever further behind
+        pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile is ever further out of date

@@ -7,7 +7,6 @@ pipe whose worker is gone says so.
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -25,7 +24,7 @@ from torch import Tensor
 from a2c.config import Backend, Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
 from a2c.games import GameEnvs, WorkerError, worker_error
-from a2c.processes import settle_in, without_main, worker_context
+from a2c.processes import OURS, settle_in, without_main, worker_context
 from a2c.watchdog import Watchdog
 
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
@@ -113,7 +112,8 @@ class Workers:
                 for number, own in enumerate(arguments):
                     here, there = context.Pipe()
                     self.pipes[here], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
-                    process = context.Process(target=_run, args=(work, own, there), daemon=True)
+                    name = f"{OURS}-{number}"
+                    process = context.Process(target=_run, args=(work, own, there), name=name, daemon=True)
                     process.start()
                     self.processes.append(process)
                     there.close()  # so that the worker's end is the only one
@@ -164,7 +164,7 @@ class Workers:
         return list(first.values())
 
     def let_go_on(self, numbers: Container[int]) -> None:
-        """Answer workers that wait in `pipe.recv_bytes()` behind a message."""
+        """Answer workers that wait in `pipe.recv_bytes()` after a message."""
         for pipe, number in self.pipes.items():
             if number in numbers:
                 self.silent[number] = 0.0  # it kept silent because it had to
@@ -191,7 +191,6 @@ class Workers:
 def _run(work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
     """What a worker process runs."""
     settle_in()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group, too, is the parent's business
     try:
         work(*arguments, pipe)
         pipe.send(BYE)

@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from multiprocessing import forkserver
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -20,7 +22,7 @@ from toys import CountingEnv
 from a2c.atari import find_spec, make_env
 from a2c.config import Config
 from a2c.envs import make_envs
-from a2c.games import GameEnvs
+from a2c.games import GameEnvs, WorkerError
 from a2c.processes import worker_context
 
 SCRIPT = """
@@ -162,6 +164,75 @@ def test_a_program_that_does_not_close_its_environments_ends():
 def test_macos_spawns_its_workers(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert worker_context([]) == "spawn"
+
+
+USERS = """
+import multiprocessing, os, signal, time
+from multiprocessing import forkserver
+from a2c.config import Config
+from a2c.envs import make_envs
+
+make_envs(Config(env="CartPole-v1", num_envs=1)).close()
+context = multiprocessing.get_context("forkserver")
+for number in (signal.SIGTERM, signal.SIGINT):
+    for pause in (0, 0.5):
+        process = context.Process(target=time.sleep, args=(60,))
+        process.start()
+        time.sleep(pause)
+        os.kill(process.pid, number)
+        process.join(10)
+        print(process.exitcode)
+        process.kill()
+os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+with context.Pool(1) as pool:
+    print(pool.map(abs, [-1]))
+"""
+
+
+def test_other_processes_of_the_fork_server_hear_signals(tmp_path):
+    done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["-15", "-15", "1", "1", "[1]"], done.stderr
+
+
+CLEAN_UP = """
+import multiprocessing, signal, sys, time
+import a2c.processes
+
+def work(ready):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("cleaned up")))
+    ready.set()
+    time.sleep(60)
+
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+context.Process(target=work, args=(ready,), daemon=True).start()
+ready.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_daemons_that_are_not_ours_end_in_order():
+    done = subprocess.run([sys.executable, "-c", CLEAN_UP], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("cleaned up\n", "")
+
+
+def bystander_or_failure():
+    """In the parent, where gymnasium makes an environment first, somebody else's child starts; workers fail."""
+    if multiprocessing.parent_process() is not None:
+        raise ValueError("not here")
+    multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="bystander", daemon=True).start()
+    return CountingEnv(0, 3)
+
+
+def test_a_start_that_fails_leaves_other_children_alone():
+    gym.register("Bystander-v0", entry_point=bystander_or_failure)
+    with pytest.raises(WorkerError, match="died"):
+        make_envs(Config(env="Bystander-v0", num_envs=1))
+    children = multiprocessing.active_children()
+    assert [child.name for child in children] == ["bystander"]
+    for child in children:
+        child.kill()
+        child.join()
 
 
 LIMITED = """
