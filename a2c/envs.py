@@ -28,7 +28,7 @@ from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
 
-FILES_PER_WORKER, MORE_FILES = 4, 64  # that its parent has open: pipes, sentinels; what else a run may open
+FILES_PER_WORKER = 4  # that its parent has open: pipes, sentinels
 START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
 
 
@@ -182,12 +182,8 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 
 def _allow_workers(count: int) -> None:
     """Raise the limit of open files as far as `count` workers need it; ValueError where the system refuses."""
-    try:
-        allow_open_files(FILES_PER_WORKER * count + MORE_FILES)
-    except ValueError as error:
-        raise ValueError(
-            f"num_envs must leave files to open, got {count}: {error}; use fewer, or backend native or sync"
-        ) from error
+    rule = f"num_envs must leave files to open, got {count}"
+    allow_open_files(FILES_PER_WORKER * count, rule, "fewer, or backend native or sync")
 
 
 def _concurrency(config: Config) -> int:

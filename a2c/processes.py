@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; the parent handles them
+MORE_FILES = 64  # that a run may open besides those of its workers
 OURS = "A2CWorker"  # in the name of every process that we start
 
 
@@ -45,16 +46,20 @@ def worker_context(preload: Sequence[str]) -> str:
     return "forkserver"
 
 
-def allow_open_files(more: int) -> None:
-    """Let this process, and those that it starts, open `more` files; ValueError where the system allows fewer."""
+def allow_open_files(more: int, rule: str, instead: str) -> None:
+    """Let this process, and those that it starts, open `more` files besides what else a run opens.
+
+    ValueError where the system allows fewer, with the `rule` that is broken and what to use `instead`.
+    """
     if sys.platform == "win32":
         return
     import resource
 
-    need = len(os.listdir("/dev/fd")) + more
+    need = len(os.listdir("/dev/fd")) + more + MORE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and need > hard:
-        raise ValueError(f"{need:,} open files are needed, {hard:,} are allowed (ulimit -Hn)")
+        limit = f"{need:,} open files are needed, {hard:,} are allowed (ulimit -Hn)"
+        raise ValueError(f"{rule}: {limit}; use {instead}")
     if soft != resource.RLIM_INFINITY and need > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 

@@ -24,10 +24,11 @@ from torch import Tensor
 from a2c.config import Backend, Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
 from a2c.games import GameEnvs, WorkerError, worker_error
-from a2c.processes import OURS, settle_in, without_main, worker_context
+from a2c.processes import OURS, allow_open_files, settle_in, without_main, worker_context
 from a2c.watchdog import Watchdog
 
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
+FILES_PER_PART = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
 TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
 READY = "ready"  # a worker's first message, unless it has more to say
 GO_ON = b"+"  # an answer to a worker that asked for none in particular
@@ -69,6 +70,12 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
         mine = replace(mine, num_envs=len(own), batches_per_rollout=learned)
         parts.append(Part(number, mine, spec, own, config.seed + env_steps + 7919 * number))
     return parts
+
+
+def allow_parts(config: Config, parts: Sequence[Part]) -> None:
+    """Raise the limit of open files as far as `parts` need it; ValueError where the system refuses."""
+    rule = f"workers and num_envs must leave files to open, got {len(parts)} and {config.num_envs}"
+    allow_open_files(FILES_PER_PART * len(parts), rule, "fewer workers")
 
 
 def columns_per_batch(config: Config) -> int:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from multiprocessing import forkserver
@@ -20,10 +21,15 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from toys import CountingEnv
 
 from a2c.atari import find_spec, make_env
+from a2c.compute import Compute
 from a2c.config import Config
-from a2c.envs import make_envs
+from a2c.envs import make_envs, probe_spaces
+from a2c.flags import parse_config
 from a2c.games import GameEnvs, WorkerError
+from a2c.learner import Learner
+from a2c.networks import resolve
 from a2c.processes import worker_context
+from a2c.synchronous import Synchronous
 
 SCRIPT = """
 import torch, psutil, sys
@@ -235,6 +241,24 @@ def test_a_start_that_fails_leaves_other_children_alone():
         child.join()
 
 
+def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
+    config = parse_config(["--preset", "cartpole", "--backend", "async", "--num-envs", "2", "--threads", "1"])
+    spaces = probe_spaces(config)
+    config = resolve(config, spaces.obs_shape)
+    before = set(threading.enumerate())
+    hang = threading.Event()
+    with contextlib.closing(Compute(config)) as compute:
+        driver = Synchronous(config, spaces, Learner(config, spaces.obs_shape, spaces.n_actions, compute), compute)
+        driver.start(None)
+        workers = list(driver.groups[0].env.processes)
+        monkeypatch.setattr("a2c.compute.PATIENCE", 0.1)
+        compute.calls = [compute.pool.submit(hang.wait)]
+        driver.close()
+        assert not any(psutil.pid_exists(worker.pid) for worker in workers)
+        assert not any(t.name == "a2c-watchdog" for t in set(threading.enumerate()) - before)
+        hang.set()
+
+
 LIMITED = """
 import resource, sys
 import numpy as np
@@ -265,3 +289,13 @@ def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
         )
         assert re.match(said, done.stderr) and done.returncode == bool(said), done.stderr
         assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_players_and_learners_get_the_files_they_need_or_are_refused(algorithm, tmp_path):
+    flags = f"--preset cartpole --algorithm {algorithm} --num-envs 40 --batches-per-rollout 20 --workers 20"
+    flags += " --total-env-steps 100 --no-progress --run-dir"
+    for most, said in ((4096, ""), (150, "workers and num_envs must leave files to open, got 20 and 40: .* 150 are")):
+        command = f"ulimit -Sn 64; ulimit -Hn {most}; exec {sys.executable} -m a2c train {flags} {tmp_path / str(most)}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+        assert re.search(said, done.stderr) and done.returncode == (2 if said else 0), done.stderr
