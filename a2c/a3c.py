@@ -24,7 +24,7 @@ from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 from a2c.rollout import Progress
-from a2c.workers import READY, Part, Workers, parts_of, share
+from a2c.workers import READY, Part, Workers, allow_parts, parts_of, share
 
 SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
@@ -69,6 +69,7 @@ class A3C:
         """Start the workers. Their games cannot be saved, so a resumed run begins new ones: False."""
         config, learner = self.config, self.learner
         parts = parts_of(config, learner.env_steps)
+        allow_parts(config, parts)
         counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
         statistics = slots_like(learner.statistics, len(parts))

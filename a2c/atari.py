@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 from a2c.config import Config
-from a2c.processes import settle_in
+from a2c.processes import OURS, settle_in
 from a2c.rules import FRAME_SKIP, nearest
 
 STATE_LIMIT = 2**20  # bytes of an emulator's state, of which it has some 15,000
@@ -48,7 +48,7 @@ def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None =
     4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
     config says otherwise.
     """
-    if multiprocessing.current_process().name.startswith("Worker<AsyncVectorEnv>"):
+    if multiprocessing.current_process().name.startswith(f"Worker<{OURS}"):
         settle_in()
         cv2.setNumThreads(1)
     if not is_atari(spec):

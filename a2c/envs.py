@@ -23,12 +23,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import Config, available_cores
 from a2c.games import GameEnvs, WorkerError, worker_error
-from a2c.processes import allow_open_files, without_main, worker_context
+from a2c.processes import allow_open_files, is_ours, without_main, worker_context
 from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
 from a2c.watchdog import Watchdog
 
-FILES_PER_WORKER, MORE_FILES = 4, 64  # that its parent has open: pipes, sentinels; what else a run may open
+FILES_PER_WORKER = 4  # that its parent has open: pipes, sentinels
 START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
 
 
@@ -142,20 +142,24 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
     return env
 
 
+class A2CWorkerEnv(AsyncVectorEnv):
+    """gymnasium's own; its name becomes part of its processes' names, by which `processes.is_ours` knows them."""
+
+
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
     """A process per environment; WorkerError when one of them fails to start, and then none is left."""
     _allow_workers(len(envs))
-    before = set(multiprocessing.active_children())
+    before = set(multiprocessing.active_children())  # among them the workers of other groups
     seen: set[BaseProcess] = set()
 
     def started() -> list[BaseProcess]:
-        seen.update(process for process in multiprocessing.active_children() if process not in before)
+        seen.update(p for p in multiprocessing.active_children() if is_ours(p) and p not in before)
         return list(seen)
 
     watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
         with without_main(), watchdog:
-            vector = AsyncVectorEnv(
+            vector = A2CWorkerEnv(
                 envs,
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 copy=False,
@@ -178,12 +182,8 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 
 def _allow_workers(count: int) -> None:
     """Raise the limit of open files as far as `count` workers need it; ValueError where the system refuses."""
-    try:
-        allow_open_files(FILES_PER_WORKER * count + MORE_FILES)
-    except ValueError as error:
-        raise ValueError(
-            f"num_envs must leave files to open, got {count}: {error}; use fewer, or backend native or sync"
-        ) from error
+    rule = f"num_envs must leave files to open, got {count}"
+    allow_open_files(FILES_PER_WORKER * count, rule, "fewer, or backend native or sync")
 
 
 def _concurrency(config: Config) -> int:

@@ -24,7 +24,7 @@ from a2c.games import Episode
 from a2c.learner import Learner
 from a2c.predictor import Desk, Predictor, RemoteNetwork, make_desk
 from a2c.rollout import Progress, Rollout
-from a2c.workers import Part, Workers, columns_per_batch, parts_of
+from a2c.workers import Part, Workers, allow_parts, columns_per_batch, parts_of
 
 
 class Played(NamedTuple):
@@ -51,6 +51,7 @@ class GA3C:
         """Start players and predictor. Games cannot be saved, so a resumed run begins new ones: False."""
         config, learner = self.config, self.learner
         parts = parts_of(config, learner.env_steps)
+        allow_parts(config, parts)
         desks, arguments = {}, []
         for part in parts:
             desk = make_desk(len(part.seeds), self.spaces, getattr(learner.net, "memory_size", 0))
@@ -143,4 +144,4 @@ def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
         arrays = {name: getattr(rollout, name).numpy() for name in names}
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
         pipe.send(Played(None, arrays, rollout.episodes, seconds))
-        pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile falls ever further behind
+        pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile is ever further out of date

@@ -31,7 +31,7 @@ class Desk(NamedTuple):
     """Questions and answers in shared memory. While a player waits, its rows belong to the predictor."""
 
     obs: Tensor  # [N, ...], a row per environment of the player
-    memory: Tensor  # [N, M] before and, in the answer, behind the decision
+    memory: Tensor  # [N, M] before and, in the answer, after the decision
     logits: Tensor  # [N, A]
     values: Tensor  # [N, 1]
 

@@ -12,27 +12,30 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; they are the run's business
+SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; the parent handles them
+MORE_FILES = 64  # that a run may open besides those of its workers
+OURS = "A2CWorker"  # in the name of every process that we start
 
 
 def worker_context(preload: Sequence[str]) -> str:
     """forkserver where that is safe: it imports `preload` once, and its workers are copies of it.
 
-    Whatever this process starts by the fork server from now on ignores SIGINT and SIGTERM, so `terminate()`
-    does not end it; `kill()` does.
+    SIGINT and SIGTERM are blocked in the server and in our workers, which `kill()` ends. Processes that others start
+    by the same server get them as ever.
     """
     # macOS: system libraries that the server has loaded may not survive a fork.
     if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     from multiprocessing import forkserver, resource_tracker
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *preload])
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        forkserver.ensure_running()  # the server and its workers inherit the mask
+        forkserver.ensure_running()  # the server and its children inherit the mask, see `_unblock_others`
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if sys.platform == "linux":  # a server that runs already has the limits of earlier days, and a file per worker
@@ -43,16 +46,20 @@ def worker_context(preload: Sequence[str]) -> str:
     return "forkserver"
 
 
-def allow_open_files(more: int) -> None:
-    """Let this process, and those that it starts, open `more` files; ValueError where the system allows fewer."""
+def allow_open_files(more: int, rule: str, instead: str) -> None:
+    """Let this process, and those that it starts, open `more` files besides what else a run opens.
+
+    ValueError where the system allows fewer, with the `rule` that is broken and what to use `instead`.
+    """
     if sys.platform == "win32":
         return
     import resource
 
-    need = len(os.listdir("/dev/fd")) + more
+    need = len(os.listdir("/dev/fd")) + more + MORE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and need > hard:
-        raise ValueError(f"{need:,} open files are needed, {hard:,} are allowed (ulimit -Hn)")
+        limit = f"{need:,} open files are needed, {hard:,} are allowed (ulimit -Hn)"
+        raise ValueError(f"{rule}: {limit}; use {instead}")
     if soft != resource.RLIM_INFINITY and need > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
@@ -70,8 +77,13 @@ def without_main() -> Iterator[None]:
         main.__dict__.update(hidden)
 
 
+def is_ours(process: BaseProcess) -> bool:
+    """True for a process that this package started, False for one of the caller's program."""
+    return OURS in process.name
+
+
 def settle_in() -> None:
-    """In a new worker: signals to the whole group are the parent's business; it ends when its parent is gone."""
+    """In a new worker: the parent handles signals to the whole group; the worker ends when its parent is gone."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -100,5 +112,17 @@ def _end_with_parent() -> None:
 def _end_workers() -> None:
     """multiprocessing would ask them to end by SIGTERM, and wait for ever."""
     for process in multiprocessing.active_children():
-        if process.daemon:
+        if is_ours(process):
             process.kill()
+
+
+def _unblock_others(_: object) -> None:
+    """In a new child of the fork server, before its work: one that is not ours gets signals as anywhere else."""
+    if not is_ours(multiprocessing.current_process()):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+# In the fork server alone, which is started by this line and has no parent in the sense of multiprocessing.
+_STARTED_BY = "from multiprocessing.forkserver import main; main("
+if multiprocessing.parent_process() is None and "".join(sys.orig_argv[-1:]).startswith(_STARTED_BY):
+    multiprocessing.util.register_after_fork(_unblock_others, _unblock_others)

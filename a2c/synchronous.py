@@ -64,9 +64,13 @@ class Synchronous:
             for process in getattr(envs.env, "processes", []):
                 process.kill()  # a thread that waits for it ends
         try:
-            if self.compute.rest():  # else a thread hangs in an environment of this process: nobody may close that
-                for envs in self.groups:
+            resting = self.compute.rest()
+            for envs in self.groups:
+                if resting:
                     envs.close()
+                elif envs.watchdog is not None:  # a thread hangs: only what runs elsewhere can be ended
+                    envs.watchdog.close()
+                    envs.kill()
         except KeyboardInterrupt:
             if not failed:
                 self.close(failed=True)

@@ -44,11 +44,10 @@ class Trainer:
     Refusals come before a worker starts: ValueError or its CheckpointError.
     """
 
-    record: Record  # there is none before the driver has started
-
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
         self.lock = RunLock(self.run_dir)
+        self.record: Record  # there is one from the driver's start on
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)

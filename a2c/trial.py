@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from a2c.atari import is_atari
 from a2c.config import Config
 from a2c.envs import START_TIMEOUT, checked_spec, make_resumable
-from a2c.processes import settle_in, without_main, worker_context
+from a2c.processes import OURS, settle_in, without_main, worker_context
 
 DECISIONS = 8  # that each restored game is played for
 READY = -1  # first message of the process; those after it are the numbers of games that were tried
@@ -40,7 +40,8 @@ def can_go_on(config: Config, games: Any) -> bool:
 def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
     context: Any = multiprocessing.get_context(worker_context(["a2c.envs"]))
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_restore_and_play, args=(config, spec, snapshots, there), daemon=True)
+    arguments = (config, spec, snapshots, there)
+    process = context.Process(target=_restore_and_play, args=arguments, name=OURS, daemon=True)
     tried, exact = READY, True
     with without_main():
         process.start()

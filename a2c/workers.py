@@ -7,7 +7,6 @@ pipe whose worker is gone says so.
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -25,10 +24,11 @@ from torch import Tensor
 from a2c.config import Backend, Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
 from a2c.games import GameEnvs, WorkerError, worker_error
-from a2c.processes import settle_in, without_main, worker_context
+from a2c.processes import OURS, allow_open_files, settle_in, without_main, worker_context
 from a2c.watchdog import Watchdog
 
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
+FILES_PER_PART = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
 TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
 READY = "ready"  # a worker's first message, unless it has more to say
 GO_ON = b"+"  # an answer to a worker that asked for none in particular
@@ -72,6 +72,12 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
     return parts
 
 
+def allow_parts(config: Config, parts: Sequence[Part]) -> None:
+    """Raise the limit of open files as far as `parts` need it; ValueError where the system refuses."""
+    rule = f"workers and num_envs must leave files to open, got {len(parts)} and {config.num_envs}"
+    allow_open_files(FILES_PER_PART * len(parts), rule, "fewer workers")
+
+
 def columns_per_batch(config: Config) -> int:
     """Environments whose windows make one batch."""
     return max(1, round(config.num_envs / config.batches_per_rollout))
@@ -113,7 +119,8 @@ class Workers:
                 for number, own in enumerate(arguments):
                     here, there = context.Pipe()
                     self.pipes[here], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
-                    process = context.Process(target=_run, args=(work, own, there), daemon=True)
+                    name = f"{OURS}-{number}"
+                    process = context.Process(target=_run, args=(work, own, there), name=name, daemon=True)
                     process.start()
                     self.processes.append(process)
                     there.close()  # so that the worker's end is the only one
@@ -164,7 +171,7 @@ class Workers:
         return list(first.values())
 
     def let_go_on(self, numbers: Container[int]) -> None:
-        """Answer workers that wait in `pipe.recv_bytes()` behind a message."""
+        """Answer workers that wait in `pipe.recv_bytes()` after a message."""
         for pipe, number in self.pipes.items():
             if number in numbers:
                 self.silent[number] = 0.0  # it kept silent because it had to
@@ -191,7 +198,6 @@ class Workers:
 def _run(work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
     """What a worker process runs."""
     settle_in()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group, too, is the parent's business
     try:
         work(*arguments, pipe)
         pipe.send(BYE)

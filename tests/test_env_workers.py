@@ -7,9 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from functools import partial
 from multiprocessing import forkserver
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -19,10 +22,15 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from toys import CountingEnv
 
 from a2c.atari import find_spec, make_env
+from a2c.compute import Compute
 from a2c.config import Config
-from a2c.envs import make_envs
-from a2c.games import GameEnvs
+from a2c.envs import make_envs, probe_spaces
+from a2c.flags import parse_config
+from a2c.games import GameEnvs, WorkerError
+from a2c.learner import Learner
+from a2c.networks import resolve
 from a2c.processes import worker_context
+from a2c.synchronous import Synchronous
 
 SCRIPT = """
 import torch, psutil, sys
@@ -173,6 +181,93 @@ def test_macos_spawns_its_workers(monkeypatch):
     assert worker_context([]) == "spawn"
 
 
+USERS = """
+import multiprocessing, os, signal, time
+from multiprocessing import forkserver
+from a2c.config import Config
+from a2c.envs import make_envs
+
+make_envs(Config(env="CartPole-v1", num_envs=1)).close()
+context = multiprocessing.get_context("forkserver")
+for number in (signal.SIGTERM, signal.SIGINT):
+    for pause in (0, 0.5):
+        process = context.Process(target=time.sleep, args=(60,))
+        process.start()
+        time.sleep(pause)
+        os.kill(process.pid, number)
+        process.join(10)
+        print(process.exitcode)
+        process.kill()
+os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+with context.Pool(1) as pool:
+    print(pool.map(abs, [-1]))
+"""
+
+
+def test_other_processes_of_the_fork_server_hear_signals(tmp_path):
+    done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["-15", "-15", "1", "1", "[1]"], done.stderr
+
+
+CLEAN_UP = """
+import multiprocessing, signal, sys, time
+import a2c.processes
+
+def work(ready):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("cleaned up")))
+    ready.set()
+    time.sleep(60)
+
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+context.Process(target=work, args=(ready,), daemon=True).start()
+ready.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_daemons_that_are_not_ours_end_in_order():
+    done = subprocess.run([sys.executable, "-c", CLEAN_UP], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("cleaned up\n", "")
+
+
+def bystander_or_failure():
+    """In the parent, where gymnasium makes an environment first, somebody else's child starts; workers fail."""
+    if multiprocessing.parent_process() is not None:
+        raise ValueError("not here")
+    multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="bystander", daemon=True).start()
+    return CountingEnv(0, 3)
+
+
+def test_a_start_that_fails_leaves_other_children_alone():
+    gym.register("Bystander-v0", entry_point=bystander_or_failure)
+    with pytest.raises(WorkerError, match="died"):
+        make_envs(Config(env="Bystander-v0", num_envs=1))
+    children = multiprocessing.active_children()
+    assert [child.name for child in children] == ["bystander"]
+    for child in children:
+        child.kill()
+        child.join()
+
+
+def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
+    config = parse_config(["--preset", "cartpole", "--backend", "async", "--num-envs", "2", "--threads", "1"])
+    spaces = probe_spaces(config)
+    config = resolve(config, spaces.obs_shape)
+    before = set(threading.enumerate())
+    hang = threading.Event()
+    with contextlib.closing(Compute(config)) as compute:
+        driver = Synchronous(config, spaces, Learner(config, spaces.obs_shape, spaces.n_actions, compute), compute)
+        driver.start(None)
+        workers = list(driver.groups[0].env.processes)
+        monkeypatch.setattr("a2c.compute.PATIENCE", 0.1)
+        compute.calls = [compute.pool.submit(hang.wait)]
+        driver.close()
+        assert not any(psutil.pid_exists(worker.pid) for worker in workers)
+        assert not any(t.name == "a2c-watchdog" for t in set(threading.enumerate()) - before)
+        hang.set()
+
+
 LIMITED = """
 import resource, sys
 import numpy as np
@@ -203,3 +298,13 @@ def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
         )
         assert re.match(said, done.stderr) and done.returncode == bool(said), done.stderr
         assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
+def test_players_and_learners_get_the_files_they_need_or_are_refused(algorithm, tmp_path):
+    flags = f"--preset cartpole --algorithm {algorithm} --num-envs 40 --batches-per-rollout 20 --workers 20"
+    flags += " --total-env-steps 100 --no-progress --run-dir"
+    for most, said in ((4096, ""), (150, "workers and num_envs must leave files to open, got 20 and 40: .* 150 are")):
+        command = f"ulimit -Sn 64; ulimit -Hn {most}; exec {sys.executable} -m a2c train {flags} {tmp_path / str(most)}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+        assert re.search(said, done.stderr) and done.returncode == (2 if said else 0), done.stderr

@@ -251,8 +251,8 @@ def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, mon
     flags = [*CASES["frozen lake"], "--backend", "async", "--num-envs", "2"]
     run(tmp_path / "run", flags, [20])
 
-    def refuse(more):
-        raise ValueError("70 open files are needed, 50 are allowed (ulimit -Hn)")
+    def refuse(more, rule, instead):
+        raise ValueError(f"{rule}: 70 open files are needed, 50 are allowed (ulimit -Hn); use {instead}")
 
     monkeypatch.setattr("a2c.envs.allow_open_files", refuse)
     trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"]))
