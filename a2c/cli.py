@@ -32,9 +32,7 @@ commands:
 `a2c COMMAND --help` explains every option."""
 
 
-NO_MEMORY = (
-    "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # of torch
-)
+NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # of torch
 ADVICE = "take fewer environments, shorter rollouts, smaller batches or smaller frames"
 P = ParamSpec("P")
 
