@@ -210,9 +210,12 @@ def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
 
 def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of features that `conv` makes of one observation."""
-    with torch.no_grad():
-        features: Tensor = conv(torch.zeros(1, *input_shape))
-    return features.numel()
+    channels, *sizes = input_shape
+    for layer in conv.children():
+        if isinstance(layer, nn.Conv2d):
+            steps = zip(sizes, layer.padding, layer.kernel_size, layer.stride, strict=True)
+            channels, sizes = layer.out_channels, [(n + 2 * int(p) - k) // s + 1 for n, p, k, s in steps]
+    return channels * math.prod(sizes)
 
 
 def orthogonal_init(net: AtariA2C | SharedA2C | MlpA2C | LstmA2C) -> None:
