@@ -213,8 +213,9 @@ def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
     channels, *sizes = input_shape
     for layer in conv.children():
         if isinstance(layer, nn.Conv2d):
+            assert not isinstance(layer.padding, str)
             steps = zip(sizes, layer.padding, layer.kernel_size, layer.stride, strict=True)
-            channels, sizes = layer.out_channels, [(n + 2 * int(p) - k) // s + 1 for n, p, k, s in steps]
+            channels, sizes = layer.out_channels, [(n + 2 * p - k) // s + 1 for n, p, k, s in steps]
     return channels * math.prod(sizes)
 
 
