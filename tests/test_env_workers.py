@@ -257,7 +257,8 @@ def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
     before = set(threading.enumerate())
     hang = threading.Event()
     with contextlib.closing(Compute(config)) as compute:
-        driver = Synchronous(config, spaces, Learner(config, spaces.obs_shape, spaces.n_actions, compute), compute)
+        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked)
+        driver = Synchronous(config, spaces, learner, compute)
         driver.start(None)
         workers = list(driver.groups[0].env.processes)
         monkeypatch.setattr("a2c.compute.PATIENCE", 0.1)

@@ -17,10 +17,13 @@ from a2c.trainer import Trainer
 
 COUNT = """
 import threading, psutil
+import a2c.recording, a2c.trainer  # libraries start threads of their own when they are imported
 
 def idle_threads_worked():
     ours = {thread.native_id for thread in threading.enumerate()}
     return sum(t.user_time + t.system_time for t in psutil.Process().threads() if t.id not in ours)
+
+before = idle_threads_worked()
 """
 PARTS = {
     "train": """
@@ -54,7 +57,7 @@ def run(tmp_path_factory):
 def spent(code, run_dir):
     """CPU seconds of the threads that Python does not know, in a fresh process without settings of OpenMP."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
-    script = COUNT + code.format(run=str(run_dir)) + "\nprint(idle_threads_worked())"
+    script = COUNT + code.format(run=str(run_dir)) + "\nprint(idle_threads_worked() - before)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return float(done.stdout.splitlines()[-1])
