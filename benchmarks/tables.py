@@ -79,7 +79,7 @@ def throughput(group: Path) -> str:
 
 def sb3(group: Path) -> str:
     """Speed of training beside Stable-Baselines3, in windows that take turns; a file per comparison."""
-    header = ("trainer", "decisions/s: median (min to max)", "ratio to SB3", "start", "memory (PSS)")
+    header = ("instructions", "trainer", "decisions/s: median (min to max)", "ratio to SB3", "start", "memory (PSS)")
     machines, rows = [], []
     for path in sorted(group.glob("*.json")):
         figures = json.loads(path.read_text(encoding="utf-8"))
@@ -89,7 +89,8 @@ def sb3(group: Path) -> str:
         for name, row in contenders.items():
             speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
             ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
-            rows.append((f"{path.stem}: {name} ({row['note']})", speed, ratio, start, memory))
+            what = f"{name.removesuffix(', default torch threads')} ({row['note']})"
+            rows.append((figures["machine"]["instructions"], what, speed, ratio, start, memory))
     return measured(machines) + table(header, rows)
 
 

@@ -121,7 +121,7 @@ def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, cap
     ("command", "cases"),
     [
         ("train", 8),
-        pytest.param("train", 150, marks=pytest.mark.slow),
+        pytest.param("train", 60, marks=pytest.mark.slow),
         ("evaluate", 6),
         ("record", 6),
         pytest.param("evaluate", 60, marks=pytest.mark.slow),
