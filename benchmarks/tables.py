@@ -89,8 +89,11 @@ def sb3(group: Path) -> str:
         for name, row in contenders.items():
             speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
             ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
-            what = f"{name.removesuffix(', default torch threads')} ({row['note']})"
-            rows.append((figures["machine"]["instructions"], what, speed, ratio, start, memory))
+            what = f"{' '.join(name.split()[:2]).removesuffix(' 50')} ({row['note']})"
+            instructions = figures["machine"]["instructions"].removesuffix(
+                " with bfloat16"
+            )  # the note has the precision
+            rows.append((instructions, what, speed, ratio, start, memory))
     return measured(machines) + table(header, rows)
 
 
