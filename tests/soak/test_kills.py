@@ -70,7 +70,7 @@ def test_killing_workers_at_any_moment_costs_nothing(tmp_path, monkeypatch):
     """Kill -9 of random workers of one run at random moments; the end equals an undisturbed run's."""
     monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 2)
     draw, over, kills = random.Random(1), threading.Event(), []
-    env_steps = KILLS * 2 * ROLLOUT
+    env_steps = KILLS * 5 * ROLLOUT
     flags = ["--total-env-steps", str(env_steps), "--max-worker-restarts", "1000"]
     run = Trainer(parse_config([*FLAGS, *flags, "--run-dir", str(tmp_path / "run")]))
 
