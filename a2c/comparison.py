@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from a2c.config import Config
-from a2c.curve import moving_mean, picture, read_episodes
+from a2c.curve import best_mean, moving_mean, passage, picture, read_episodes
 from a2c.envs import probe_spaces
 from a2c.files import read_small, read_table, write_atomically
 from a2c.flags import parse_config
@@ -109,10 +109,8 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
             run_dir = out / f"{algorithm}-{seed}"
             config, lags = _config(run_dir), read_table(run_dir / "metrics.csv", ("lag",))["lag"]
             episodes, last = _finite(read_episodes(run_dir)), _last_row(run_dir / "metrics.csv")
-            means = moving_mean(episodes["score"])
-            means[: WINDOW - 1] = -np.inf
-            target = np.inf if config.target_score is None else config.target_score
-            there = np.flatnonzero(means >= target)
+            best = best_mean(episodes)
+            reached = None if config.target_score is None else passage(episodes, config.target_score)
             seconds, lags = last["seconds"], lags[np.isfinite(lags)]
             rows.append(
                 {
@@ -122,9 +120,9 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
                     "seconds": round(seconds, 1),
                     "steps_per_second": round(last["env_steps"] / seconds, 1),
                     "updates_per_second": round(last["updates"] / seconds, 1),
-                    "best": round(float(means.max()), 2) if len(means) >= WINDOW else "",
-                    "steps_to_target": int(episodes["env_steps"][there[0]]) if len(there) else "",
-                    "seconds_to_target": float(episodes["seconds"][there[0]]) if len(there) else "",
+                    "best": round(best, 2) if np.isfinite(best) else "",
+                    "steps_to_target": reached[0] if reached else "",
+                    "seconds_to_target": reached[1] if reached else "",
                     "lag": round(float(lags.mean()), 2) if len(lags) else "",
                 }
             )

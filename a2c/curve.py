@@ -32,6 +32,19 @@ def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
     return means
 
 
+def passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float] | None:
+    """Decisions and seconds at the first game whose mean of `WINDOW` games is `target`; None where none is."""
+    reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
+    if not len(reached):
+        return None
+    return int(episodes["env_steps"][reached[0]]), float(episodes["seconds"][reached[0]])
+
+
+def best_mean(episodes: dict[str, np.ndarray]) -> float:
+    """The highest mean of `WINDOW` games, minus infinity where fewer are finished."""
+    return float(moving_mean(episodes["score"])[WINDOW - 1 :].max(initial=-np.inf))
+
+
 def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path | None:
     """Draw score against env_steps into curve.png; None while no game is finished."""
     episodes = read_episodes(run_dir)

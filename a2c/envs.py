@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from a2c.atari import find_spec, is_atari, make_env, sticky_probability
 from a2c.config import Config, available_cores
-from a2c.games import GameEnvs, WorkerError, worker_error
+from a2c.games import GameEnvs, failing, worker_error
 from a2c.processes import allow_open_files, is_ours, without_main, worker_context
 from a2c.rules import FRAME_SKIP
 from a2c.snapshot import Resumable
@@ -44,17 +44,13 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     seeds = row_seeds(config) if seeds is None else list(seeds)
     envs = [partial(make_resumable, config, spec, seed) for seed in seeds]
     vector: VectorEnv
-    try:
+    with failing(ValueError):
         if config.backend == "async":
             vector = _workers(config, envs)
         elif config.backend == "sync":
             vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             vector = _native(config, spec)
-    except (ValueError, WorkerError):
-        raise
-    except Exception as error:
-        raise worker_error(error, None) from error
     return GameEnvs(vector, seeds, config.end_of_life, config.env_timeout)
 
 

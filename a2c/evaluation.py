@@ -16,7 +16,7 @@ from a2c.collector import sample
 from a2c.compute import Compute
 from a2c.config import Config
 from a2c.envs import make_envs, probe_spaces
-from a2c.games import WorkerError, worker_error
+from a2c.games import failing
 from a2c.recurrent import empty_memory, step
 
 
@@ -39,12 +39,8 @@ def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict[str, A
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    try:
+    with failing(ValueError):
         spaces = probe_spaces(config)
-    except (ValueError, WorkerError):
-        raise
-    except Exception as error:
-        raise worker_error(error, None) from error
     with loading(path):
         net = make_checked(state, config, spaces, path)
         net.load_state_dict(state["network"], assign=True)

@@ -193,6 +193,18 @@ class GameEnvs(VectorWrapper):
         vector.closed = True
 
 
+@contextmanager
+def failing(*refusals: type[Exception]) -> Iterator[None]:
+    """What an environment of this process raises becomes a WorkerError, but for `refusals`."""
+    unchanged: tuple[type[Exception], ...] = (WorkerError, *refusals)
+    try:
+        yield
+    except unchanged:
+        raise
+    except Exception as error:
+        raise worker_error(error, None) from error
+
+
 def worker_error(error: Exception, watchdog: Watchdog | None, who: str = "an environment") -> WorkerError:
     """What happened to `who`, in one line, and the environment's traceback if it was the environment that failed."""
     if watchdog is not None and watchdog.expired:

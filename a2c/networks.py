@@ -230,4 +230,5 @@ def orthogonal_init(net: AtariA2C | SharedA2C | MlpA2C | LstmA2C) -> None:
             for name, parameter in module.named_parameters():
                 nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
     for head, gain in ((net.policy, 0.01), (net.value, 1.0)):
-        nn.init.orthogonal_(list(head.parameters())[-2], gain)  # the last layer's weight; its bias comes after it
+        last = next(module for module in head.modules() if isinstance(module, OutputLayer))
+        nn.init.orthogonal_(last.weight, gain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from a2c.compute import Compute
 from a2c.envs import checked_spec, row_seeds
 from a2c.evaluation import choose, load_policy
 from a2c.files import write_atomically
-from a2c.games import worker_error
+from a2c.games import failing
 from a2c.recurrent import empty_memory, step
 from a2c.rules import FRAME_SKIP
 
@@ -63,7 +63,7 @@ def record(
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
-        with _failing(ValueError):
+        with failing(ValueError):
             env = make_env(config, spec, env_seed, render_mode="rgb_array")
         closing.callback(env.close)
         folder = closing.enter_context(TemporaryDirectory())
@@ -82,7 +82,7 @@ def record(
 def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, film: Film) -> Iterator[np.ndarray]:
     """The pictures `[H, W, 3]` (RGB) of one game, which is entered in `film`."""
     generator = torch.Generator().manual_seed(seed)
-    with _failing():
+    with failing():
         obs, _ = env.reset(seed=env_seed)
     assert isinstance(env.action_space, gym.spaces.Discrete)  # make_env sees to it
     first_action = int(env.action_space.start)
@@ -91,27 +91,16 @@ def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, 
     while not film.ended and film.length < LONGEST:
         logits, _, memory = step(net, torch.from_numpy(np.array(obs)[None]), memory, starts)
         action = choose(logits, greedy, generator)
-        with _failing():
+        with failing():
             obs, reward, terminated, truncated, _ = env.step(int(action) + first_action)
         starts = torch.zeros(1, dtype=torch.bool)
         film.score, film.length, film.ended = film.score + float(reward), film.length + 1, terminated or truncated
         yield _picture(env)
 
 
-@contextmanager
-def _failing(*refusals: type[Exception]) -> Iterator[None]:
-    """What an environment raises becomes a WorkerError, but for `refusals`."""
-    try:
-        yield
-    except refusals:
-        raise
-    except Exception as error:
-        raise worker_error(error, None) from error
-
-
 def _picture(env: gym.Env) -> np.ndarray:
     try:
-        with _failing(gym.error.Error, NotImplementedError):
+        with failing(gym.error.Error, NotImplementedError):
             picture = env.render()
     except (gym.error.Error, NotImplementedError) as error:
         raise ValueError(f"env must be one that can be drawn here, got {env.spec and env.spec.id}: {error}") from error

@@ -135,9 +135,8 @@ class Rollout:
 
     def split(self, parts: int) -> list[Rollout]:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
-        parts = min(parts, self.actions.shape[1])
-        edges = [-(-i * self.actions.shape[1] // parts) for i in range(parts + 1)]
-        return [self.columns(low, high) for low, high in pairwise(edges)]
+        envs = self.actions.shape[1]
+        return [self.columns(low, high) for low, high in pairwise(split_edges(envs, min(parts, envs)))]
 
     def columns(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views, with their finished games."""
@@ -178,3 +177,8 @@ class Rollout:
 
     def __len__(self) -> int:
         return self.actions.numel()
+
+
+def split_edges(envs: int, parts: int) -> list[int]:
+    """Where `envs` columns are cut into parts of almost equal size: part i has columns `edges[i]` to `edges[i + 1]`."""
+    return [-(-i * envs // parts) for i in range(parts + 1)]

@@ -25,6 +25,7 @@ from a2c.config import Backend, Config, available_cores
 from a2c.envs import checked_spec, make_envs, row_seeds
 from a2c.games import GameEnvs, WorkerError, worker_error
 from a2c.processes import OURS, allow_open_files, settle_in, without_main, worker_context
+from a2c.rollout import split_edges
 from a2c.watchdog import Watchdog
 
 START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
@@ -58,7 +59,7 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
     cores, batches, seeds = available_cores(), config.batches_per_rollout, row_seeds(config, env_steps)
     backend: Backend = "native" if config.backend == "native" else "sync"
     if config.algorithm == "a3c":
-        edges = [-(-i * len(seeds) // batches) for i in range(batches + 1)]
+        edges = split_edges(len(seeds), batches)
         dealt = np.array_split(np.arange(batches), config.workers or min(cores, batches))
         shares = [(seeds[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
     else:  # players of ga3c learn nothing: its trainer cuts the batches

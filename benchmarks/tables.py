@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from a2c.curve import moving_mean, read_episodes
+from a2c.curve import best_mean, passage, read_episodes
 from a2c.display import clock
-from a2c.logger import WINDOW
+from a2c.files import read_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -33,13 +33,11 @@ def pong(group: Path) -> str:
     header = ("run", "seed", "decisions to 15", "decisions to 18", "time to 18", "decisions/s", "policy lag (updates)")
     rows = []
     for run in sorted(path for path in group.iterdir() if path.is_dir()):
-        with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
-            metrics = list(csv.DictReader(file))
+        metrics, episodes = read_table(run / "metrics.csv", ("env_steps", "seconds", "lag")), read_episodes(run)
         name, _, seed = run.name.rpartition("-")
-        length, seconds = int(metrics[-1]["env_steps"]), float(metrics[-1]["seconds"])
-        lag = np.mean([float(row["lag"]) for row in metrics if row["lag"]])
-        at_15, at_18 = passage(run, 15.0), passage(run, 18.0)
-        solved = decisions(at_18) if at_18 else f"never (best {best_mean(run):.1f} in {length:,})"
+        length, seconds, lag = int(metrics["env_steps"][-1]), metrics["seconds"][-1], np.nanmean(metrics["lag"])
+        at_15, at_18 = passage(episodes, 15.0), passage(episodes, 18.0)
+        solved = decisions(at_18) if at_18 else f"never (best {best_mean(episodes):.1f} in {length:,})"
         wall = clock(at_18[1]) if at_18 else "-"
         rows.append((f"`{name}`", seed, decisions(at_15), solved, wall, f"{length / seconds:,.0f}", f"{lag:.1f}"))
     return measured([about(group)]) + table(header, rows)
@@ -84,31 +82,15 @@ def sb3(group: Path) -> str:
     for path in sorted(group.glob("*.json")):
         figures = json.loads(path.read_text(encoding="utf-8"))
         machines.append(figures["machine"])
-        contenders = figures["contenders"]
-        best = max(row["median"] for name, row in contenders.items() if name.startswith("SB3"))
-        for name, row in contenders.items():
+        instructions = figures["machine"]["instructions"].removesuffix(" with bfloat16")
+        contenders = figures["contenders"].values()
+        best = max(row["median"] for row in contenders if row["contender"].startswith("SB3"))
+        for row in contenders:
             speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
             ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
-            what = f"{' '.join(name.split()[:2]).removesuffix(' 50')} ({row['note']})"
-            instructions = figures["machine"]["instructions"].removesuffix(
-                " with bfloat16"
-            )  # the note has the precision
+            what = f"{row['contender'].removesuffix(' 50 envs')} ({row['note']})"  # the note has the precision
             rows.append((instructions, what, speed, ratio, start, memory))
     return measured(machines) + table(header, rows)
-
-
-def passage(run: Path, target: float) -> tuple[int, float] | None:
-    """Decisions and seconds at the first episode whose mean over 100 episodes is `target`; None without one."""
-    episodes = read_episodes(run)
-    reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
-    if not len(reached):
-        return None
-    return int(episodes["env_steps"][reached[0]]), float(episodes["seconds"][reached[0]])
-
-
-def best_mean(run: Path) -> float:
-    """The highest mean over 100 episodes."""
-    return float(moving_mean(read_episodes(run)["score"])[WINDOW - 1 :].max(initial=-np.inf))
 
 
 def decisions(reached: tuple[int, float] | None) -> str:

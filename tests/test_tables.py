@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from a2c.curve import best_mean, passage, read_episodes
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "tables.py"
 spec = importlib.util.spec_from_file_location("tables", SCRIPT)
 tables = importlib.util.module_from_spec(spec)
@@ -38,10 +40,11 @@ def test_readme_holds_what_the_script_writes():
 
 def test_passage_is_the_first_episode_at_which_a_full_window_reaches_the_target(tmp_path):
     write_run(tmp_path / "a", [20.0] * 50 + [10.0] * 50 + [20.0] * 60)  # 50 of 100 at 20 until the lows leave
-    assert tables.passage(tmp_path / "a", 15.0) == (100_000, 1000.0)
-    assert tables.passage(tmp_path / "a", 16.0) == (160_000, 1600.0)
-    assert tables.passage(tmp_path / "a", 16.1) is None
-    assert tables.best_mean(tmp_path / "a") == 16.0
+    episodes = read_episodes(tmp_path / "a")
+    assert passage(episodes, 15.0) == (100_000, 1000.0)
+    assert passage(episodes, 16.0) == (160_000, 1600.0)
+    assert passage(episodes, 16.1) is None
+    assert best_mean(episodes) == 16.0
 
 
 def test_a_run_that_missed_its_target_is_a_row(tmp_path):
