@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from toys import same
+from toys import has_rows, same, wait_for
 
 from a2c import cli
 from a2c.a3c import A3C
@@ -345,9 +344,7 @@ def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    metrics, end = tmp_path / "run" / "metrics.csv", time.monotonic() + 60
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
     family = psutil.Process(trainer.pid).children(recursive=True)
     assert len(family) >= 3
     trainer.kill()
@@ -362,9 +359,7 @@ def test_a_signal_to_the_whole_group_stops_a_run_in_order(algorithm, sign, tmp_p
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    metrics, end = tmp_path / "run" / "metrics.csv", time.monotonic() + 60
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
     os.killpg(trainer.pid, sign)
     out, _ = trainer.communicate(timeout=60)
     assert trainer.returncode == 128 + sign and b"Traceback" not in out and b"started again" not in out

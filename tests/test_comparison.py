@@ -6,10 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from toys import has_rows, wait_for
 
 from a2c import cli
 from a2c.checkpoint import load_checkpoint
@@ -185,10 +185,7 @@ def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
     flags = [*TINY, "--total-env-steps", "1000000", "--algorithms", "a2c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    metrics = tmp_path / "out" / "a2c-0" / "metrics.csv"
-    end = time.monotonic() + 60
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_for(lambda: has_rows(tmp_path / "out" / "a2c-0" / "metrics.csv"), 60)
     # A terminal sends Ctrl-C to the whole group, a scheduler its SIGTERM to the first process alone.
     os.killpg(run.pid, sign) if sign == signal.SIGINT else os.kill(run.pid, sign)
     out, _ = run.communicate(timeout=60)
@@ -201,9 +198,7 @@ def test_its_run_ends_with_it_when_it_is_killed(tmp_path):
     flags = [*TINY, "--total-env-steps", "100000000", "--stop-reward", "1000", "--algorithms", "a3c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
     comparison = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    metrics, end = tmp_path / "out" / "a3c-0" / "metrics.csv", time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2) and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_for(lambda: has_rows(tmp_path / "out" / "a3c-0" / "metrics.csv"), 120)
     family = psutil.Process(comparison.pid).children(recursive=True)
     assert len(family) >= 3
     comparison.kill()

@@ -14,7 +14,7 @@ import gymnasium as gym
 import psutil
 import pytest
 from test_resume import lived
-from toys import same
+from toys import same, wait_for
 
 from a2c import cli, trainer
 from a2c.checkpoint import load_checkpoint
@@ -209,9 +209,7 @@ def hanging_run(tmp_path, backend):
     arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
     arguments += ["--backend", backend, "--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
     run = subprocess.Popen([sys.executable, "-c", code, *arguments])
-    end = time.monotonic() + 60
-    while not (tmp_path / "hanging").exists() and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_for((tmp_path / "hanging").exists, 60)
     return run
 
 
@@ -282,13 +280,6 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     lock = RunLock(tmp_path / "run")
     lock.take()  # and the directory is free
     lock.release()
-
-
-def wait_for(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("waits_for", ["disk", "worker"])

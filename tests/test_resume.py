@@ -15,8 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from test_trainer import started, wait_for
-from toys import same
+from test_trainer import started
+from toys import play, same, wait_for
 
 from a2c.atari import AtariGame, find_spec, make_env
 from a2c.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
@@ -113,13 +113,6 @@ def test_a_snapshot_restores_into_another_environment(env):
         game = Resumable(make_env(Config(env=env), find_spec(env), seed))
         game.reset(seed=seed)
         return game
-
-    def play(game, actions):
-        steps = []
-        for action in actions:
-            obs, reward, terminated, truncated, _ = game.step(int(action))
-            steps.append((obs, reward, terminated, truncated, game.reset()[0] if terminated or truncated else None))
-        return steps
 
     first, other = fresh(3), fresh(4)
     actions = np.random.default_rng(0).integers(first.action_space.n, size=200)

@@ -4,6 +4,7 @@ import ale_py
 import numpy as np
 import pytest
 from ale_py import roms
+from toys import play, same
 
 from a2c.atari import find_spec, make_env
 from a2c.config import Config
@@ -18,15 +19,9 @@ def game(sticky, seed=0):
     return env
 
 
-def play(env, actions):
+def played(env, actions):
     """What came back from each decision, and the emulator's state after the last."""
-    trace = []
-    for action in actions:
-        obs, reward, terminated, truncated, _ = env.step(int(action))
-        trace.append((obs.tobytes(), reward, terminated, truncated))
-        if terminated or truncated:
-            trace.append(env.reset()[0].tobytes())
-    return trace, env.unwrapped.ale.cloneState(include_rng=True).serialize()
+    return play(env, actions), env.unwrapped.ale.cloneState(include_rng=True).serialize()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +40,7 @@ def test_a_restored_game_with_sticky_actions_goes_on_exactly(sticky, restores, d
         snapshot, actions = straight.snapshot, random.integers(4, size=decisions)
         restored.snapshot = snapshot
         assert restored.exact
-        parted += play(straight, actions) != play(restored, actions)
+        parted += not same(played(straight, actions), played(restored, actions))
     assert parted == 0
 
 

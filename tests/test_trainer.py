@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from toys import wait_for
 
 from a2c import cli
 from a2c.checkpoint import load_checkpoint
@@ -183,13 +183,6 @@ def started(run_dir, *flags):
     return subprocess.Popen(
         args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent, start_new_session=True
     )
-
-
-def wait_for(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def gone(processes):

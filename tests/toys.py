@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -135,6 +138,30 @@ class CertainNet(nn.Module):
 
 def _same(env: gym.Env) -> gym.Env:
     return env
+
+
+def play(env: gym.Env, actions: Iterable[int]) -> list[tuple[Any, ...]]:
+    """What comes back from each decision, and the first observation of the next game where one ended; own copies."""
+    trace = []
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(int(action))
+        seen = np.array(obs)  # an Atari game writes every observation into one array
+        first = np.array(env.reset()[0]) if terminated or truncated else None
+        trace.append((seen, reward, terminated, truncated, first))
+    return trace
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
+    """Wait until `condition()` is true; AssertionError where it is not within `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def has_rows(metrics: Path) -> bool:
+    """True once a run has written two rows of its metrics.csv."""
+    return metrics.exists() and len(metrics.read_text().splitlines()) > 2
 
 
 def same(a: Any, b: Any) -> bool:
