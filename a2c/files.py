@@ -162,7 +162,7 @@ class CsvTable:
 def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """The named columns of a CSV file as float64 arrays `[rows]`.
 
-    An empty cell is NaN. Rows in which a cell is no number are left out, and so is a last line without an end.
+    An empty cell is NaN. Rows with a cell that is not a number are left out, and so is an incomplete last line.
     ValueError where a column is missing or the file is a pipe or device. However long a line, memory is bounded by
     the rows.
     """
@@ -193,7 +193,7 @@ def _parse(lines: Sequence[str], width: int) -> np.ndarray:
 
 
 def _numbers(line: str) -> list[float]:
-    """The cells of a line, an empty one as NaN; none at all where one is no number."""
+    """The cells of a line, an empty one as NaN; an empty list where a cell is not a number."""
     try:
         return [float(cell) if cell else math.nan for cell in line.rstrip("\r\n").split(",")]
     except ValueError:

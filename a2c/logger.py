@@ -119,7 +119,7 @@ class RunLogger:
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
-        """`keep_until`: on resume, drop rows after these env_steps, which will be played again."""
+        """`keep_until`: on resume, drop rows after these env_steps, which will be replayed."""
         self.run_dir, self.config = run_dir, config
         write_atomically(run_dir / "config.json", config.to_json().encode())
         self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)

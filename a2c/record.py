@@ -91,7 +91,7 @@ class Record:
         return True
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows after `env_steps`, which will be played again."""
+        """Drop the rows after `env_steps`, which will be replayed."""
         self.logger.rewind(env_steps)
 
     def report(self, row: dict[str, float], outcome: str) -> None:

@@ -46,7 +46,7 @@ class Driver(Protocol):
         """The games as they stand, as far as they can be saved."""
 
     def close(self, failed: bool = False) -> None:
-        """End the environments; `failed`: who knows which of them still answer, so no good-byes."""
+        """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""
 
 
 @dataclass

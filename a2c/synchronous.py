@@ -58,7 +58,7 @@ class Synchronous:
         return self.collector.state_dict()
 
     def close(self, failed: bool = False) -> None:
-        """End the environments; `failed`: who knows which of them still answer, so no good-byes."""
+        """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""
         for envs in self.groups if failed else []:
             envs.broken = True
             for process in getattr(envs.env, "processes", []):
