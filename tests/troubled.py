@@ -26,19 +26,25 @@ class TroubledEnv(gym.Env):
 
     def step(self, action):
         self.count += 1
-        order = Path(self.file)
-        if self.count == 150 and order.exists():
-            what = order.read_text()
-            if "once" in what:
-                order.unlink(missing_ok=True)
+        if self.count == 150 and (what := self._order()):
             if "hang" in what:
-                order.with_name("hanging").touch()
+                Path(self.file).with_name("hanging").touch()
                 time.sleep(1e6)
             if "nan" in what:
                 return np.full(4, np.nan, np.float32), 1.0, False, False, {}
             self.dying = "die" in what
             raise ValueError("the pole broke")
         return self.cartpole.step(action)
+
+    def _order(self) -> str:
+        """What to do; "once" is an order for the first of all environments that takes its file away."""
+        try:
+            what = Path(self.file).read_text()
+            if "once" in what:
+                Path(self.file).unlink()
+        except FileNotFoundError:
+            return ""
+        return what
 
 
 class Flicker(gym.Env):
