@@ -1,0 +1,74 @@
+"""Same seed, same parameters: three rollouts of each kind of run give the bits that were written down.
+
+A change that moves them on purpose says so in its commit and writes the new ones:
+`python tests/test_fingerprint.py > tests/fingerprints.json`.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+STEPS = 3  # rollouts; `book` plays one decision per rollout and learns as soon as 32 windows are complete
+RUNS = {
+    "default": (["--preset", "default"], 3 * 20 * 50),
+    "pong-fast": (["--preset", "pong-fast", "--backend", "async"], 3 * 20 * 32),
+    "cartpole": (["--preset", "cartpole"], 3 * 32 * 16),
+    "cartpole-lstm": (["--preset", "cartpole-lstm"], 3 * 32 * 16),
+    "book": (["--preset", "book"], 8 * 50),
+    "a3c": (["--preset", "cartpole", "--algorithm", "a3c", "--workers", "1"], 3 * 32 * 16),
+}
+FILE = Path(__file__).with_name("fingerprints.json")
+CPUINFO = Path("/proc/cpuinfo")
+VENDOR = (
+    next((line.split()[-1] for line in CPUINFO.open() if line.startswith("vendor_id")), "") if CPUINFO.exists() else ""
+)
+MACHINE = f"{platform.machine()} {VENDOR} torch {torch.__version__.split('+')[0]}"
+# Instructions that every processor of the last ten years has: the bits are the same with and without AVX-512.
+COMMON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+
+
+def fingerprint(preset, folder):
+    """Hash of the parameters after three rollouts."""
+    from a2c.cli import train
+
+    flags, env_steps = RUNS[preset]
+    common = ["--threads", "2", "--precision", "float32", "--no-progress", "--total-env-steps", str(env_steps)]
+    run_dir = Path(folder) / preset
+    assert train([*flags, *common, "--run-dir", str(run_dir)]) == 0
+    state = torch.load(run_dir / "latest.pt", weights_only=True)
+    assert state["env_steps"] == env_steps
+    digest = hashlib.sha256()
+    for name, value in sorted(state["network"].items()):
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main():
+    with TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:
+        out, sys.stdout = sys.stdout, nothing
+        found = {preset: fingerprint(preset, folder) for preset in RUNS}
+        sys.stdout = out
+    known = json.loads(FILE.read_text()) if FILE.exists() and FILE.stat().st_size else {}
+    print(json.dumps({**known, MACHINE: found}, indent=2))
+
+
+def test_three_rollouts_of_every_kind_of_run_give_the_same_parameters():
+    known = json.loads(FILE.read_text()).get(MACHINE)
+    if known is None:
+        pytest.skip(f"no fingerprints are written down for {MACHINE}")
+    environ = {**os.environ, **COMMON}
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environ, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[MACHINE] == known
+
+
+if __name__ == "__main__":
+    main()
