@@ -1,6 +1,6 @@
 """a2c: advantage actor-critic for Atari, synchronous and vectorised; A3C and GA3C beside it.
 
-Names load on first use, so that an environment worker which imports `a2c.envs` never
+Names load on first use, so that an environment worker which imports `a2c.envs.make` never
 imports torch.
 """
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from a2c.batch import Experience as Experience
     from a2c.batch import unpack_batch as unpack_batch
     from a2c.collector import Collector as Collector
-    from a2c.config import Config as Config
-    from a2c.envs import make_envs as make_envs
-    from a2c.evaluation import evaluate as evaluate
+    from a2c.config.config import Config as Config
+    from a2c.config.presets import PRESETS as PRESETS
+    from a2c.envs.make import make_envs as make_envs
     from a2c.losses import a2c_loss as a2c_loss
     from a2c.networks import AtariA2C as AtariA2C
-    from a2c.presets import PRESETS as PRESETS
     from a2c.returns import lambda_returns as lambda_returns
     from a2c.rollout import Rollout as Rollout
-    from a2c.trainer import Trainer as Trainer
+    from a2c.run.trainer import Trainer as Trainer
+    from a2c.tools.evaluate import evaluate as evaluate
 
 __version__ = "0.1.0"
 _HOME = {
     "AtariA2C": "networks",
     "Collector": "collector",
-    "Config": "config",
+    "Config": "config.config",
     "Experience": "batch",
-    "PRESETS": "presets",
+    "PRESETS": "config.presets",
     "Rollout": "rollout",
-    "Trainer": "trainer",
+    "Trainer": "run.trainer",
     "a2c_loss": "losses",
-    "evaluate": "evaluation",
+    "evaluate": "tools.evaluate",
     "lambda_returns": "returns",
-    "make_envs": "envs",
+    "make_envs": "envs.make",
     "unpack_batch": "batch",
 }
 __all__ = list(_HOME)

@@ -1,5 +1,5 @@
 """`python -m a2c` is the console script `a2c`."""
 
-from a2c.cli import main
+from a2c.cli.commands import main
 
 raise SystemExit(main())

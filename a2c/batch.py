@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c.recurrent import step
+from a2c.policy import step
 from a2c.returns import lambda_returns
 from a2c.rollout import Rollout
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c.compute import Compute
-from a2c.games import Episode, GameEnvs
-from a2c.recurrent import empty_memory, step
+from a2c.compute.compute import Compute
+from a2c.envs.vector_env import Episode, GameEnvs
+from a2c.policy import empty_memory, sample, step
 from a2c.rollout import Rollout
 
 
@@ -147,10 +147,3 @@ class Collector:
                 "the policy's logits are NaN or infinite: an observation or a parameter is too; "
                 "the last checkpoint is kept"
             ) from error
-
-
-def sample(logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Draw `actions [B]` from `logits [B, A]`, with their log-probabilities `[B]`."""
-    log_probs = torch.log_softmax(logits, dim=1)
-    actions = torch.multinomial(log_probs.exp(), 1, generator=generator)  # [B, 1]
-    return actions.squeeze(1), log_probs.gather(1, actions).squeeze(1)

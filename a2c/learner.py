@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from a2c.batch import SlidingWindows
-from a2c.compute import Compute, refresh
-from a2c.config import Config
+from a2c.compute.compute import Compute
+from a2c.compute.replica import refresh
+from a2c.config.config import Config
 from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
-from a2c.optimizer import learning_rate, load_optimizer, make_optimizer
 from a2c.rollout import Rollout
-from a2c.update import Batch, Update, learn, learning_metrics
+from a2c.update import Batch, Update, learn, learning_rate, load_optimizer, make_optimizer
 
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
@@ -145,3 +145,24 @@ def check_finite(network: dict[str, Tensor]) -> None:
     """FloatingPointError where a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")
+
+
+def learning_metrics(update: Update, net: nn.Module, config: Config) -> dict[str, float]:
+    """Metrics of the newest update (host copies: call it once per logged row, not per update)."""
+    norm = float(update.grad_norm)
+    entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    undo_clip = max(1.0, norm / (config.max_grad_norm or math.inf))
+    return {
+        "advantage": float(update.loss.advantage),
+        "values": float(update.values),
+        "batch_rewards": float(update.returns),
+        "loss_entropy": -config.entropy_coef * float(update.loss.entropy),
+        "loss_policy": float(update.loss.policy),
+        "loss_value": float(update.loss.value),
+        "loss_total": float(update.loss.total),
+        "entropy": float(update.loss.entropy),
+        "ratio": float(update.loss.ratio),
+        "grad_l2": norm,
+        "grad_max": float(entries.abs().max()) * undo_clip,
+        "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
+    }

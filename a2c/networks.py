@@ -2,7 +2,7 @@
 
 Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 `(logits [B, A], values [B, 1])`. One with a memory, `LstmA2C`, starts that from nothing; how
-to give it its past stands in `a2c.recurrent`.
+to give it its past stands in `a2c.policy`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from a2c.config import Config
+from a2c.config.config import Config
+from a2c.config.resolve import resolve
 from a2c.normalizers import FrameNorm, PixelNorm
-from a2c.resolve import resolve
 
 
 class OutputLayer(nn.Linear):

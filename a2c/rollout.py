@@ -5,48 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from a2c.games import Episode
+from a2c.envs.vector_env import Episode
 
 WINDOWS = (  # fields of shape [T, N, ...]
     *("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "log_probs"),
 )
 
 AROUND = ("memory", "next_obs", "next_memory", "final_index", "final_obs", "final_memory")
-
-
-class Progress(NamedTuple):
-    """What a driver did since it was asked: the games that ended, and seconds of wall time per stage.
-
-    The stages are env, act and learn; what goes on in several processes is their mean.
-    """
-
-    env_steps: int
-    episodes: list[Episode]
-    seconds: dict[str, float]
-
-
-class Driver(Protocol):
-    """Who plays and learns: what the trainer asks of `a2c`, `a3c` and `ga3c` alike."""
-
-    def start(self, state: dict[str, Any] | None) -> bool:
-        """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
-
-    def advance(self) -> Progress:
-        """Play and learn for a while."""
-
-    def settle(self) -> Progress:
-        """Finish what is under way."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The games as they stand, as far as they can be saved."""
-
-    def close(self, failed: bool = False) -> None:
-        """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""
 
 
 @dataclass
@@ -64,7 +33,7 @@ class Rollout:
     starts       [T, N] bool   obs[t] begins an episode
     values       [T, N] f32    V(obs[t]) when acting
     log_probs    [T, N] f32    log-probability of actions[t] when acting
-    memory       [N, M]        what the network carried into obs[0] (see `a2c.recurrent`)
+    memory       [N, M]        what the network carried into obs[0] (see `a2c.policy`)
     versions     [N] f64       updates that the acting policy had seen, mean over the window
     next_obs     [N, ...]      observation after the last decision
     next_memory  [N, M]        what the network carries into next_obs

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from a2c.compute import resolve_precision
-from a2c.config import available_cores
+from a2c.compute.compute import resolve_precision
+from a2c.processes.start import available_cores
 
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 

@@ -22,8 +22,8 @@ Advance = Callable[[], int]  # trains a little, returns its decisions
 
 def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, str]:
     """Our training, as `train.py` would run it with the flags `spec["args"]`; its description and precision."""
-    from a2c.flags import parse_config
-    from a2c.trainer import Trainer
+    from a2c.cli.flags import parse_config
+    from a2c.run.trainer import Trainer
 
     training = Trainer(parse_config(spec["args"]))
     training.start()

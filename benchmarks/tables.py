@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from a2c.curve import best_mean, passage, read_episodes
-from a2c.display import clock
-from a2c.files import read_table
+from a2c.metrics.console import clock
+from a2c.metrics.files import read_table
+from a2c.metrics.results import best_mean, passage, read_episodes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -39,14 +39,14 @@ from common import PeakMemory, check_windows, machine_facts, make_console, windo
 from rich.console import Console
 from rich.table import Table
 
-from a2c.collector import sample
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.envs import make_envs, make_groups
-from a2c.flags import parse_config
-from a2c.games import GameEnvs
+from a2c.cli.flags import parse_config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.make import make_envs, make_groups
+from a2c.envs.vector_env import GameEnvs
+from a2c.policy import sample
 from a2c.rollout import Rollout
-from a2c.trainer import Trainer
+from a2c.run.trainer import Trainer
 
 HELP = "Speed of training, stage by stage and as a whole. Every flag of train.py works too: --preset, --backend ..."
 STEPS = 20  # decisions per environment in one pass of a stage that runs alone

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from a2c import cli
-from a2c.atari import STATE_LIMIT, pack, unpack
-from a2c.checkpoint import to_arrays, to_tensors
+from a2c.cli import commands as cli
+from a2c.envs.atari import STATE_LIMIT, pack, unpack
+from a2c.run.checkpoint import to_arrays, to_tensors
 
 WRONG = (
     None,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from a2c.processes import worker_context
+from a2c.processes.start import worker_context
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _fork_server():
-    worker_context(["a2c.envs", "a2c.a3c", "a2c.ga3c", "torch._dynamo"])
+    worker_context(["a2c.envs.make", "a2c.algorithms.a3c", "a2c.algorithms.ga3c", "torch._dynamo"])

@@ -16,21 +16,21 @@ import pytest
 import torch
 from toys import has_rows, same, wait_for
 
-from a2c import cli
-from a2c.a3c import A3C
-from a2c.atari import make_env
-from a2c.checkpoint import load_checkpoint
+from a2c.algorithms.a3c import A3C
+from a2c.algorithms.worker_tasks import parts_of
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
 from a2c.collector import Collector
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.envs import make_envs, probe_spaces, row_seeds
-from a2c.evaluation import evaluate
-from a2c.flags import parse_config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.config.resolve import resolve
+from a2c.envs.make import make_envs, row_seeds
+from a2c.envs.single import make_env, probe_spaces
 from a2c.learner import Learner
-from a2c.resolve import resolve
 from a2c.rollout import Rollout
-from a2c.trainer import DRIVERS, Trainer
-from a2c.workers import parts_of
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import DRIVERS, Trainer
+from a2c.tools.evaluate import evaluate
 
 CARTPOLE = ["--preset", "cartpole", "--num-envs", "4", "--log-every", "1e-6", "--no-progress", "--env-timeout", "5"]
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--no-progress", "--rollout-steps", "5"]
@@ -106,7 +106,7 @@ def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
     [("a3c", 2, 0), ("a3c", 64, 0), ("a3c", 2, 1), ("a3c", 2, 2), ("a3c", 2, 5), ("ga3c", 1, 0), ("ga3c", 64, 0)],
 )
 def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeypatch):
-    monkeypatch.setattr("a2c.workers.available_cores", lambda: cores)
+    monkeypatch.setattr("a2c.processes.pool.available_cores", lambda: cores)
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", str(workers), "--total-env-steps", "2000"]
     config = resolve(parse_config([*flags, "--num-envs", "10", "--batches-per-rollout", "5"]), (4,))
     with closing(Compute(config)) as compute:

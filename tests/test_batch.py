@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from a2c.batch import Experience, SlidingWindows, unpack_batch, unpack_views
-from a2c.compute import Compute
-from a2c.config import Config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
 from a2c.learner import Learner
 from a2c.rollout import Rollout
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from a2c.config import Config
-from a2c.trainer import Trainer
+from a2c.config.config import Config
+from a2c.run.trainer import Trainer
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]

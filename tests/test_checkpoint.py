@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import TinyNet
 
-from a2c.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
+from a2c.run.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
 
 
 def state_of(net, **changes):

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 
-from a2c import cli
-from a2c.config import PRESETS, Config
-from a2c.directory import RunLock
+from a2c.cli import commands as cli
+from a2c.config.config import PRESETS, Config
+from a2c.run.run_dir import RunLock
 
 TRAIN_PY = Path(cli.__file__).parent.parent / "train.py"
 REFUSED = [  # arguments, and what the line must say
@@ -143,7 +143,7 @@ def test_a_training_that_needs_too_much_memory_ends_in_one_line_and_frees_its_di
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 def test_other_commands_say_in_one_line_that_memory_is_short(command, capsys, monkeypatch):
-    module = importlib.import_module("a2c.recording" if command == "record" else "a2c.evaluation")
+    module = importlib.import_module("a2c.tools.record_video" if command == "record" else "a2c.tools.evaluate")
     monkeypatch.setattr(module, "load_policy", lambda *_: torch.empty(2**60))
     assert cli.main([command, "."]) == 1
     err = capsys.readouterr().err

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from toys import has_rows, wait_for
 
-from a2c import cli
-from a2c.checkpoint import load_checkpoint
-from a2c.comparison import COLUMNS, FREE, report, summarise
+from a2c.cli import commands as cli
+from a2c.run.checkpoint import load_checkpoint
+from a2c.tools.compare import COLUMNS, FREE, report, summarise
 
 TINY = ["--preset", "cartpole", "--num-envs", "4", "--total-env-steps", "3000", "--log-every", "0.2", "--no-progress"]
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from a2c import config as module
-from a2c.config import Config, available_cores
-from a2c.presets import PRESETS
-from a2c.rules import ABOVE_ZERO, FLOAT_RULES, INT_RULES, nearest
+from a2c.config import config as module
+from a2c.config.config import Config
+from a2c.config.presets import PRESETS
+from a2c.config.validation import ABOVE_ZERO, FLOAT_RULES, INT_RULES, nearest
+from a2c.processes.start import available_cores
 
 FIELDS = [field.name for field in dataclasses.fields(Config)]
 CHOICES = ("preset", "algorithm", "backend", "network", "optimizer", "precision")

@@ -11,12 +11,14 @@ import threading
 import pytest
 from test_trainer import TINY, TRAIN_PY, rows, tiny
 
-from a2c import cli, record, trainer
-from a2c.checkpoint import load_checkpoint
-from a2c.directory import RunLock
-from a2c.files import CsvTable
-from a2c.logger import EventFile, RunLogger
-from a2c.trainer import Trainer
+from a2c.cli import commands as cli
+from a2c.metrics.files import CsvTable
+from a2c.metrics.logger import EventFile, RunLogger
+from a2c.run import outputs as record
+from a2c.run import trainer
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.run_dir import RunLock
+from a2c.run.trainer import Trainer
 
 FULL = "/dev/full"  # every write to it fails with ENOSPC
 
@@ -201,7 +203,7 @@ def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_pat
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0
     before = (tmp_path / "run" / "latest.pt").read_bytes()
     hold = (
-        "import sys, time; from pathlib import Path; from a2c.directory import *; lock = RunLock(Path(sys.argv[1]))\n"
+        "import sys, time; from pathlib import Path; from a2c.run.run_dir import *; lock = RunLock(Path(sys.argv[1]))\n"
     )
     hold += "lock.take(); print('held', flush=True); time.sleep(600)"
     other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE)

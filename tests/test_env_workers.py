@@ -21,25 +21,27 @@ from gymnasium.envs.classic_control import Continuous_MountainCarEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from toys import CountingEnv
 
-from a2c.atari import find_spec, make_env
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.envs import make_envs, probe_spaces
-from a2c.flags import parse_config
-from a2c.games import GameEnvs, WorkerError
+from a2c.algorithms.a2c import Synchronous
+from a2c.cli.flags import parse_config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.config.resolve import resolve
+from a2c.envs.make import make_envs
+from a2c.envs.single import find_spec, make_env, probe_spaces
+from a2c.envs.vector_env import GameEnvs
 from a2c.learner import Learner
-from a2c.networks import resolve
-from a2c.processes import worker_context
-from a2c.synchronous import Synchronous
+from a2c.processes.errors import WorkerError
+from a2c.processes.start import worker_context
 
 SCRIPT = """
 import torch, psutil, sys
 with open(sys.argv[1], "a") as log:
     log.write("main\\n")
 import numpy as np
-from a2c.atari import find_spec, make_env
-from a2c.config import Config
-from a2c.envs import make_envs
+from a2c.envs.single import find_spec
+from a2c.envs.single import make_env
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
 envs = make_envs(Config(num_envs=3))
 envs.reset()
 envs.step(np.zeros(3, int))
@@ -154,7 +156,7 @@ def test_workers_die_with_close():
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_outlive_a_signal_to_the_whole_group(method, monkeypatch):
     if method == "spawn":
-        monkeypatch.setattr("a2c.envs.worker_context", lambda preload: "spawn")
+        monkeypatch.setattr("a2c.envs.make.worker_context", lambda preload: "spawn")
     with contextlib.closing(make_envs(Config(env="CartPole-v1", num_envs=2))) as envs:
         envs.reset()
         workers = list(envs.env.processes)
@@ -170,7 +172,7 @@ def test_workers_outlive_a_signal_to_the_whole_group(method, monkeypatch):
 
 
 def test_a_program_that_does_not_close_its_environments_ends():
-    code = "from a2c.envs import make_envs; from a2c.config import Config; "
+    code = "from a2c.envs.make import make_envs; from a2c.config.config import Config; "
     code += "envs = make_envs(Config(env='CartPole-v1', num_envs=2)); envs.reset(); print('made')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "made\n"
@@ -184,8 +186,8 @@ def test_macos_spawns_its_workers(monkeypatch):
 USERS = """
 import multiprocessing, os, signal, time
 from multiprocessing import forkserver
-from a2c.config import Config
-from a2c.envs import make_envs
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
 
 make_envs(Config(env="CartPole-v1", num_envs=1)).close()
 context = multiprocessing.get_context("forkserver")
@@ -211,7 +213,7 @@ def test_other_processes_of_the_fork_server_hear_signals(tmp_path):
 
 CLEAN_UP = """
 import multiprocessing, signal, sys, time
-import a2c.processes
+import a2c.processes.start
 
 def work(ready):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("cleaned up")))
@@ -261,7 +263,7 @@ def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
         driver = Synchronous(config, spaces, learner, compute)
         driver.start(None)
         workers = list(driver.groups[0].env.processes)
-        monkeypatch.setattr("a2c.compute.PATIENCE", 0.1)
+        monkeypatch.setattr("a2c.compute.compute.PATIENCE", 0.1)
         compute.calls = [compute.pool.submit(hang.wait)]
         driver.close()
         assert not any(psutil.pid_exists(worker.pid) for worker in workers)
@@ -272,8 +274,9 @@ def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
 LIMITED = """
 import resource, sys
 import numpy as np
-from a2c.config import Config
-from a2c.envs import make_envs, make_groups
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
+from a2c.envs.make import make_groups
 make_envs(Config(env="CartPole-v1", num_envs=1)).close()  # the fork server runs
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 try:

@@ -10,11 +10,11 @@ import pytest
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from toys import TinyNet, counting_envs
 
-from a2c.atari import find_spec, make_env
 from a2c.collector import Collector
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.envs import make_envs, make_groups, row_seeds
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.make import make_envs, make_groups, row_seeds
+from a2c.envs.single import find_spec, make_env
 
 BACKENDS = ("async", "native", "sync")
 PONG, BREAKOUT, FREEWAY = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "FreewayNoFrameskip-v4"

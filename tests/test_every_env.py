@@ -3,10 +3,10 @@
 import gymnasium as gym
 import pytest
 
-from a2c import cli
-from a2c.atari import find_spec, is_atari, make_env
-from a2c.checkpoint import load_checkpoint
-from a2c.config import Config
+from a2c.cli import commands as cli
+from a2c.config.config import Config
+from a2c.envs.single import find_spec, is_atari, make_env
+from a2c.run.checkpoint import load_checkpoint
 
 IDS = [name for name, spec in gym.registry.items() if not is_atari(spec)]
 PLAYED = {  # what the documented install brings; the others need jax, Box2D or MuJoCo, or are continuous

@@ -37,7 +37,7 @@ COMMON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR
 
 def fingerprint(preset, folder):
     """Hash of the parameters after three rollouts."""
-    from a2c.cli import train
+    from a2c.cli.commands import train
 
     flags, env_steps = RUNS[preset]
     common = ["--threads", "2", "--precision", "float32", "--no-progress", "--total-env-steps", str(env_steps)]

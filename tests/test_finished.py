@@ -2,12 +2,13 @@
 
 import pytest
 
-from a2c import cli, trainer
-from a2c.checkpoint import load_checkpoint
-from a2c.flags import parse_config
-from a2c.games import Episode
-from a2c.rollout import Progress
-from a2c.trainer import Trainer
+from a2c.algorithms.base import Progress
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
+from a2c.envs.vector_env import Episode
+from a2c.run import trainer
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--num-envs", "4", "--no-progress", "--log-every", "0.1"]
 ENDS = {

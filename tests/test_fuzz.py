@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_trainer import tiny
 
-from a2c.checkpoint import CheckpointError, load_checkpoint
-from a2c.config import Config
-from a2c.flags import parse_config
-from a2c.games import WorkerError
-from a2c.trainer import Trainer
+from a2c.cli.flags import parse_config
+from a2c.config.config import Config
+from a2c.processes.errors import WorkerError
+from a2c.run.checkpoint import CheckpointError, load_checkpoint
+from a2c.run.trainer import Trainer
 
 NAMES = [field.name for field in fields(Config)]
 FLAGS = ["--" + name.replace("_", "-") for name in NAMES]

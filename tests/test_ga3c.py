@@ -10,20 +10,20 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from a2c.checkpoint import load_checkpoint
+from a2c.algorithms.ga3c import GA3C
+from a2c.algorithms.predictor import Predictor, RemoteNetwork, make_desk
+from a2c.algorithms.worker_tasks import parts_of
+from a2c.cli.flags import parse_config
 from a2c.collector import Collector
-from a2c.compute import Compute
-from a2c.envs import probe_spaces
-from a2c.flags import parse_config
-from a2c.ga3c import GA3C
-from a2c.games import WorkerError
+from a2c.compute.compute import Compute
+from a2c.config.resolve import resolve
+from a2c.envs.single import probe_spaces
 from a2c.learner import Learner
-from a2c.predictor import Predictor, RemoteNetwork, make_desk
-from a2c.recurrent import step
-from a2c.resolve import resolve
+from a2c.policy import step
+from a2c.processes.errors import WorkerError
 from a2c.rollout import Rollout
-from a2c.trainer import Trainer
-from a2c.workers import parts_of
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--algorithm", "ga3c", "--num-envs", "4", "--no-progress", "--env-timeout", "5"]
 MEMORY = ["--preset", "cartpole-lstm", *FLAGS[2:]]

@@ -16,14 +16,15 @@ import pytest
 from test_resume import lived
 from toys import same, wait_for
 
-from a2c import cli, trainer
-from a2c.checkpoint import load_checkpoint
-from a2c.config import Config
-from a2c.directory import RunLock
-from a2c.envs import _workers
-from a2c.flags import parse_config
-from a2c.games import WorkerError
-from a2c.trainer import Trainer
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
+from a2c.config.config import Config
+from a2c.envs.make import _workers
+from a2c.processes.errors import WorkerError
+from a2c.run import trainer
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.run_dir import RunLock
+from a2c.run.trainer import Trainer
 
 FLAGS = ["--num-envs", "16", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
 PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-steps", str(16 * 20 * 8)]
@@ -205,7 +206,7 @@ def hanging_run(tmp_path, backend):
     flags = troubled(tmp_path, "hang")
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym; "
     code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]}); "
-    code += "from a2c.cli import train; sys.exit(train(sys.argv[4:]))"
+    code += "from a2c.cli.commands import train; sys.exit(train(sys.argv[4:]))"
     arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
     arguments += ["--backend", backend, "--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
     run = subprocess.Popen([sys.executable, "-c", code, *arguments])
@@ -237,8 +238,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import gymnasium as gym
 gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]})
-from a2c.flags import parse_config
-from a2c.trainer import Trainer
+from a2c.cli.flags import parse_config
+from a2c.run.trainer import Trainer
 try:
     Trainer(parse_config(sys.argv[4:])).run()
 except KeyboardInterrupt:
@@ -292,7 +293,7 @@ def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(wa
         code += "from a2c import record\n"
         code += "def refuse(*args, **kwargs): raise OSError(28, 'No space left on device')\n"
         code += "record.save_checkpoint = refuse\n"
-    code += "from a2c.cli import train; sys.exit(train(sys.argv[4:]))"
+    code += "from a2c.cli.commands import train; sys.exit(train(sys.argv[4:]))"
     flags = [flag for flag in troubled(tmp_path, "hang") if flag != "--no-progress"]
     if waits_for == "disk":
         (tmp_path / "order").unlink()

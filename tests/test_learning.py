@@ -8,11 +8,10 @@ import torch
 from toys import ConstantEnv, IdentityEnv, TinyNet, vector
 
 from a2c.collector import Collector
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.optimizer import make_optimizer
-from a2c.trainer import Trainer
-from a2c.update import learn
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.run.trainer import Trainer
+from a2c.update import learn, make_optimizer
 
 
 def train(envs, net, rollouts, **settings):

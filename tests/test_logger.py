@@ -14,16 +14,17 @@ from tensorboardX.proto.event_pb2 import Event
 from toys import ConstantEnv, vector
 
 from a2c.batch import Experience
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.curve import draw_curve, moving_mean, read_episodes
-from a2c.display import Display, clock, score
-from a2c.files import exact
-from a2c.games import Episode
-from a2c.logger import EPISODE_COLUMNS, METRICS, SCORES, WINDOW, RunLogger, Scores
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.vector_env import Episode
+from a2c.metrics.console import Display, clock, score
+from a2c.metrics.files import exact
+from a2c.metrics.logger import RunLogger
+from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, SCORES, WINDOW, Scores
+from a2c.metrics.plots import draw_curve
+from a2c.metrics.results import moving_mean, read_episodes
 from a2c.networks import MlpA2C
-from a2c.optimizer import make_optimizer
-from a2c.update import learn, learning_metrics
+from a2c.update import learn, learning_metrics, make_optimizer
 
 CLASSIC_TAGS = (
     *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),

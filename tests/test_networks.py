@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from a2c.compute import Compute
-from a2c.config import Config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
 from a2c.learner import Learner
 from a2c.networks import AtariA2C, MlpA2C, SharedA2C, make_network
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.envs import probe_spaces
-from a2c.evaluation import evaluate, load_policy
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.single import probe_spaces
 from a2c.learner import Learner
 from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
-from a2c.trainer import Trainer
+from a2c.run.trainer import Trainer
+from a2c.tools.evaluate import evaluate
+from a2c.tools.load import load_policy
 
 COLOURS = (20, 120, 220)  # mean of each channel
 SIZE = 40

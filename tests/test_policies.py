@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from a2c import Config, Trainer, cli
-from a2c.checkpoint import CheckpointError
-from a2c.evaluation import evaluate
-from a2c.flags import parse_config
-from a2c.games import WorkerError
-from a2c.recording import record
+from a2c import Config, Trainer
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
+from a2c.processes.errors import WorkerError
+from a2c.run.checkpoint import CheckpointError
+from a2c.tools.evaluate import evaluate
+from a2c.tools.record_video import record
 
 CLEAR = Path("/proc/self/clear_refs")  # Linux only
 

@@ -16,13 +16,14 @@ import pytest
 import torch
 from PIL import Image
 
-from a2c import cli, recording
-from a2c.atari import find_spec, make_env
-from a2c.collector import sample
-from a2c.compute import Compute
-from a2c.envs import row_seeds
-from a2c.evaluation import load_policy
-from a2c.recording import Film, record
+from a2c.cli import commands as cli
+from a2c.compute.compute import Compute
+from a2c.envs.make import row_seeds
+from a2c.envs.single import find_spec, make_env
+from a2c.policy import sample
+from a2c.tools import record_video as recording
+from a2c.tools.load import load_policy
+from a2c.tools.record_video import Film, record
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "20", "--no-progress"]
 

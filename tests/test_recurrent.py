@@ -9,20 +9,21 @@ import pytest
 import torch
 from toys import CountingEnv, counting_envs, vector
 
-from a2c.atari import CROP, find_spec, make_env
 from a2c.batch import unpack_batch
-from a2c.checkpoint import load_checkpoint
+from a2c.cli.flags import parse_config
 from a2c.collector import Collector
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.evaluation import evaluate
-from a2c.flags import parse_config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.config.presets import PRESETS
+from a2c.envs.atari import CROP
+from a2c.envs.single import find_spec, make_env
 from a2c.networks import LstmA2C
 from a2c.normalizers import FrameNorm
-from a2c.presets import PRESETS
-from a2c.recurrent import replay
+from a2c.policy import replay
 from a2c.rollout import Rollout
-from a2c.trainer import Trainer
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import Trainer
+from a2c.tools.evaluate import evaluate
 from a2c.update import learn
 
 FLAGS = ["--preset", "cartpole-lstm", "--total-env-steps", "1000", "--no-progress"]

@@ -18,12 +18,13 @@ import torch
 from test_trainer import started
 from toys import play, same, wait_for
 
-from a2c.atari import AtariGame, find_spec, make_env
-from a2c.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
-from a2c.config import Config
-from a2c.flags import parse_config
-from a2c.snapshot import Resumable
-from a2c.trainer import Trainer
+from a2c.cli.flags import parse_config
+from a2c.config.config import Config
+from a2c.envs.atari import AtariGame
+from a2c.envs.single import find_spec, make_env
+from a2c.envs.snapshot import Resumable
+from a2c.run.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
+from a2c.run.trainer import Trainer
 
 TIMED = {"seconds", "speed", "share_env", "share_act", "share_learn"}  # columns that hold wall time
 
@@ -247,7 +248,7 @@ def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, mon
     def refuse(more, rule, instead):
         raise ValueError(f"{rule}: 70 open files are needed, 50 are allowed (ulimit -Hn); use {instead}")
 
-    monkeypatch.setattr("a2c.envs.allow_open_files", refuse)
+    monkeypatch.setattr("a2c.envs.make.allow_open_files", refuse)
     trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"]))
     with pytest.raises(ValueError, match="num_envs must leave files to open") as refused:
         trainer.run()

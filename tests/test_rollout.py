@@ -7,9 +7,10 @@ import pytest
 import torch
 from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs
 
-from a2c.collector import Collector, sample
-from a2c.compute import Compute
-from a2c.config import Config
+from a2c.collector import Collector
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.policy import sample
 from a2c.rollout import Rollout
 
 

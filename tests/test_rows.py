@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from a2c import cli, trainer
-from a2c.checkpoint import load_checkpoint
-from a2c.flags import parse_config
-from a2c.trainer import Trainer
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
+from a2c.run import trainer
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import Trainer
 
 # One batch of all environments: rollouts of three players wait in GA3C's queue for the fourth.
 FLAGS = ["--preset", "cartpole", "--num-envs", "8", "--stop-reward", "500", "--no-progress"]

@@ -15,15 +15,16 @@ import pytest
 from test_disk import disturbed
 from test_trainer import TINY, rows, tiny
 
-from a2c import cli, directory
-from a2c.checkpoint import load_checkpoint, save_checkpoint
-from a2c.curve import read_episodes
-from a2c.directory import FILES, LEFTOVERS, RunLock
-from a2c.files import SMALL, CsvTable, read_small, read_table, write_atomically
-from a2c.flags import parse_config
-from a2c.logger import EventFile
-from a2c.recording import record
-from a2c.trainer import Trainer
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
+from a2c.metrics.files import SMALL, CsvTable, read_small, read_table, write_atomically
+from a2c.metrics.logger import EventFile
+from a2c.metrics.results import read_episodes
+from a2c.run import run_dir as directory
+from a2c.run.checkpoint import load_checkpoint, save_checkpoint
+from a2c.run.run_dir import FILES, LEFTOVERS, RunLock
+from a2c.run.trainer import Trainer
+from a2c.tools.record_video import record
 
 COLUMNS = ("env_steps", "seconds", "score", "length")
 
@@ -176,8 +177,8 @@ def test_a_film_goes_through_no_link(finished, tmp_path, monkeypatch):
     def write(path, pictures, fps):
         path.write_bytes(b"film")
 
-    monkeypatch.setattr("a2c.recording._play", lambda *args: iter(()))
-    monkeypatch.setitem(__import__("a2c.recording").recording.WRITERS, ".gif", write)
+    monkeypatch.setattr("a2c.tools.record_video._play", lambda *args: iter(()))
+    monkeypatch.setitem(__import__("a2c.tools.record_video").recording.WRITERS, ".gif", write)
     (tmp_path / "precious").write_text("precious")
     for name in ("game.gif", "game.gif.tmp", ".game.gif.tmp.gif"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
@@ -233,7 +234,7 @@ def test_a_start_that_is_killed_anywhere_can_be_started_again_or_resumed(tmp_pat
     states = states_of(lambda: Trainer(config).run(), run_dir, tmp_path / "states")
     kinds = {name: [state for state in states if (state / name).exists()] for name in LEFTOVERS}
     assert len(states) >= 12 and all(kinds[name] for name in LEFTOVERS), kinds
-    monkeypatch.setattr("a2c.record.draw_curve", lambda *args: None)  # takes most of the time
+    monkeypatch.setattr("a2c.run.outputs.draw_curve", lambda *args: None)  # takes most of the time
     resumed = 0
     for state in states:
         capsys.readouterr()
@@ -326,7 +327,7 @@ from pathlib import Path
 def flock(*args):
     raise OSError(errno.ENOSYS, "Function not implemented")
 fcntl.flock = flock
-from a2c.directory import RunLock
+from a2c.run.run_dir import RunLock
 RunLock(Path(sys.argv[1])).take()
 print("held", flush=True)
 time.sleep(600)

@@ -6,9 +6,9 @@ import pytest
 from ale_py import roms
 from toys import play, same
 
-from a2c.atari import find_spec, make_env
-from a2c.config import Config
-from a2c.snapshot import Resumable
+from a2c.config.config import Config
+from a2c.envs.single import find_spec, make_env
+from a2c.envs.snapshot import Resumable
 
 BREAKOUT = "ALE/Breakout-v5"
 

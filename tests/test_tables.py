@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from a2c.curve import best_mean, passage, read_episodes
+from a2c.metrics.results import best_mean, passage, read_episodes
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "tables.py"
 spec = importlib.util.spec_from_file_location("tables", SCRIPT)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from a2c.compute import Compute
-from a2c.config import Config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
 from a2c.networks import make_network
-from a2c.trainer import Trainer
+from a2c.run.trainer import Trainer
 
 COUNT = """
 import threading, psutil
-import a2c.recording, a2c.trainer  # libraries start threads of their own when they are imported
+import a2c.tools.record_video, a2c.run.trainer  # libraries start threads of their own when they are imported
 
 def idle_threads_worked():
     ours = {thread.native_id for thread in threading.enumerate()}
@@ -37,11 +37,11 @@ Trainer(Config(env="PongNoFrameskip-v4", backend="sync", num_envs=32, threads=2,
     rollout_steps=5, total_env_steps=960, max_episode_frames=240, run_dir={run!r}, progress=False)).run()
 """,
     "evaluate": """
-from a2c.evaluation import evaluate
+from a2c.tools.evaluate import evaluate
 evaluate({run!r}, episodes=2)
 """,
     "record": """
-from a2c.recording import record
+from a2c.tools.record_video import record
 record({run!r}, {run!r} + "/game.gif")
 """,
 }

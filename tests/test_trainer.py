@@ -13,12 +13,12 @@ import pytest
 import torch
 from toys import wait_for
 
-from a2c import cli
-from a2c.checkpoint import load_checkpoint
-from a2c.config import Config
-from a2c.logger import METRICS
-from a2c.record import Record
-from a2c.trainer import Trainer
+from a2c.cli import commands as cli
+from a2c.config.config import Config
+from a2c.metrics.meters import METRICS
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.outputs import Record
+from a2c.run.trainer import Trainer
 
 TRAIN_PY = Path(cli.__file__).parent.parent / "train.py"
 TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1", "--precision", "float32"]
@@ -142,7 +142,7 @@ def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
 def test_a_signal_while_a_row_is_written_loses_nothing(tmp_path, monkeypatch):
     # It comes after the question whether the run is over and before the next rollout.
     trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
-    monkeypatch.setattr("a2c.record.Display.show", lambda self, row: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("a2c.run.outputs.Display.show", lambda self, row: signal.raise_signal(signal.SIGINT))
     assert trainer.run() == 130
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == trainer.learner.env_steps == 80
 

@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from a2c import cli, trial
-from a2c.atari import STATE_LIMIT, find_spec, make_env, pack, unpack
-from a2c.checkpoint import load_checkpoint, save_checkpoint, to_arrays, to_tensors
-from a2c.config import Config
-from a2c.flags import parse_config
-from a2c.snapshot import Resumable
-from a2c.trainer import Trainer
-from a2c.trial import can_go_on
+from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
+from a2c.config.config import Config
+from a2c.envs import trial
+from a2c.envs.atari import STATE_LIMIT, pack, unpack
+from a2c.envs.single import find_spec, make_env
+from a2c.envs.snapshot import Resumable
+from a2c.envs.trial import can_go_on
+from a2c.run.checkpoint import load_checkpoint, save_checkpoint, to_arrays, to_tensors
+from a2c.run.trainer import Trainer
 
 BREAKOUT = "BreakoutNoFrameskip-v4"
 FLAGS = ["--env", BREAKOUT, "--backend", "sync", "--num-envs", "2", "--network", "small", "--frame-size", "42"]

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from a2c.batch import Experience, unpack_batch
 from a2c.collector import Collector
-from a2c.compute import Compute
-from a2c.config import Config
-from a2c.envs import make_envs
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
 from a2c.learner import Learner
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
-from a2c.optimizer import learning_rate, make_optimizer
-from a2c.recurrent import empty_memory, replay
+from a2c.policy import empty_memory, replay
 from a2c.rollout import Rollout
-from a2c.update import Update, learn
+from a2c.update import Update, learn, learning_rate, make_optimizer
 
 # No coefficient at its default, so that none can be forgotten on the way.
 CONFIG = Config(

@@ -7,9 +7,9 @@ import psutil
 import pytest
 import troubled
 
-from a2c import workers
-from a2c.games import WorkerError
-from a2c.workers import Workers
+from a2c.processes import pool as workers
+from a2c.processes.errors import WorkerError
+from a2c.processes.pool import Workers
 
 
 def test_messages_come_in_order_with_the_worker_s_number_until_all_have_done_their_part():

@@ -14,7 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-from a2c.games import GameEnvs
+from a2c.envs.vector_env import GameEnvs
 
 N_ACTIONS = 5
 

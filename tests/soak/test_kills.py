@@ -17,10 +17,10 @@ import pytest
 from toys import same
 
 import a2c
-from a2c import trainer
-from a2c.checkpoint import load_checkpoint
-from a2c.flags import parse_config
-from a2c.trainer import Trainer
+from a2c.cli.flags import parse_config
+from a2c.run import trainer
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import Trainer
 
 pytestmark = pytest.mark.soak
 KILLS = int(os.environ.get("A2C_SOAK_KILLS", "200"))

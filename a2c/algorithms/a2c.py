@@ -1,0 +1,79 @@
+"""A2C: all environments play, then all that they played is learned, in turn (Mnih et al., 2016, made synchronous)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from a2c.algorithms.base import Progress
+from a2c.collector import Collector
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.make import make_groups
+from a2c.envs.single import Spaces
+from a2c.envs.vector_env import GameEnvs
+from a2c.learner import Learner
+from a2c.run.checkpoint import LATEST, loading
+
+
+class Synchronous:
+    """The driver of `--algorithm a2c`: one collector, one learner, one after the other."""
+
+    def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
+        self.config, self.learner, self.compute = config, learner, compute
+        self.groups: list[GameEnvs] = []
+
+    def start(self, state: dict[str, Any] | None) -> bool:
+        """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
+        config, learner, env_steps = self.config, self.learner, self.learner.env_steps
+        self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
+        steps = 1 if config.sliding_batch else config.rollout_steps
+        self.collector = Collector(self.groups, learner.twin, steps, self.compute, config.seed + env_steps)
+        if state is None:
+            learner.observe(self.collector.buffers.next_obs[None])
+            return False
+        with loading((config.resume or Path()) / LATEST):
+            same = self.collector.load_state_dict(state)
+        if not same:
+            learner.windows.new_games(config.num_envs)
+        return same
+
+    def advance(self) -> Progress:
+        """The algorithm: collect a rollout with the policy as it is, then learn it."""
+        collector = self.collector
+        rollout = collector.collect()
+        rollout.versions.fill_(self.learner.updates)
+        began = time.perf_counter()
+        self.learner.learn(rollout)
+        learn = time.perf_counter() - began
+        seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": learn}
+        return Progress(len(rollout), rollout.episodes, seconds)
+
+    def settle(self) -> Progress:
+        """Nothing is under way between two rollouts."""
+        return Progress(0, [], {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The games as they stand, and all else that the next rollout depends on, besides the network."""
+        return self.collector.state_dict()
+
+    def close(self, failed: bool = False) -> None:
+        """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""
+        for envs in self.groups if failed else []:
+            envs.broken = True
+            for process in getattr(envs.env, "processes", []):
+                process.kill()  # a thread that waits for it ends
+        try:
+            resting = self.compute.rest()
+            for envs in self.groups:
+                if resting:
+                    envs.close()
+                elif envs.watchdog is not None:  # a thread hangs: only what runs elsewhere can be ended
+                    envs.watchdog.close()
+                    envs.kill()
+        except KeyboardInterrupt:
+            if not failed:
+                self.close(failed=True)
+            raise
+        self.groups = []

@@ -1,0 +1,179 @@
+"""A3C: workers play and learn on their own, and step one network that all of them share, without locks.
+
+Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning", algorithm S3; the steps are
+those of Hogwild! (Recht et al., 2011). Returns, loss and step are the synchronous driver's: one worker gives
+the parameters of `a2c --threads 1`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from a2c.algorithms.base import Progress
+from a2c.algorithms.worker_tasks import READY, Part, allow_parts, parts_of, share
+from a2c.collector import Collector
+from a2c.compute.compute import Compute
+from a2c.compute.replica import refresh
+from a2c.config.config import Config
+from a2c.envs.single import Spaces
+from a2c.envs.vector_env import Episode
+from a2c.learner import Learner
+from a2c.normalizers import FrameNorm, PixelNorm, slots_like
+from a2c.processes.pool import Workers
+
+SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
+METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
+
+
+class Account(NamedTuple):
+    """What all workers see of the run, in shared memory. A worker writes its own rows only, so no lock is needed."""
+
+    env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
+    updates: Tensor  # [W + 1] int64
+    limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
+    statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
+
+    def over(self) -> bool:
+        """True once the workers together have played enough."""
+        return int(self.env_steps.sum()) >= int(self.limit)
+
+    def merge_into(self, net: nn.Module) -> None:
+        """Give `net` the pixel statistics of all workers together."""
+        if self.statistics:
+            net.normalizer.merge(self.statistics)  # type: ignore[operator, union-attr]
+
+
+class Report(NamedTuple):
+    """What a worker did in one rollout."""
+
+    env_steps: int
+    updates: int
+    episodes: list[Episode]
+    seconds: dict[str, float]
+    metrics: dict[str, float]  # of its newest update; mostly empty
+
+
+class A3C:
+    """The driver of `--algorithm a3c`: starts the workers and keeps the account of what they report."""
+
+    def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
+        self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
+        self.workers: Workers | None = None
+
+    def start(self, state: dict[str, Any] | None) -> bool:
+        """Start the workers. Their games cannot be saved, so a resumed run begins new ones: False."""
+        config, learner = self.config, self.learner
+        parts = parts_of(config, learner.env_steps)
+        allow_parts(config, parts)
+        counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
+        counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
+        statistics = slots_like(learner.statistics, len(parts))
+        self.account = account = Account(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
+        moments = [value for state in learner.optimizer.state.values() for value in state.values()]
+        seen = [buffer for slot in statistics for buffer in slot.buffers()]
+        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *account[:3], *seen])
+        arguments = [(part, self.spaces, learner.net, learner.optimizer, account, state is None) for part in parts]
+        self.workers = Workers(play_and_learn, arguments, config.env_timeout, preload=[SLOW])
+        self.workers.await_all()
+        account.merge_into(learner.net)
+        account.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
+        return False
+
+    def advance(self) -> Progress:
+        """Wait for reports and add them up."""
+        assert self.workers is not None
+        env_steps = 0
+        episodes: list[Episode] = []
+        seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
+        for _, report in self.workers.receive():
+            env_steps += report.env_steps
+            episodes += report.episodes
+            for stage, value in report.seconds.items():
+                seconds[stage] += value / len(self.workers.processes)
+            self.learner.updates += report.updates
+            self.learner.reported = report.metrics or self.learner.reported
+        self.learner.env_steps += env_steps
+        self.account.merge_into(self.learner.net)
+        return Progress(env_steps, episodes, seconds)
+
+    def settle(self) -> Progress:
+        """Let the workers finish their rollouts and leave; what they still reported."""
+        env_steps = 0
+        episodes: list[Episode] = []
+        if self.workers is not None:
+            self.account.limit.zero_()
+            while self.workers.at_work:
+                progress = self.advance()
+                env_steps, episodes = env_steps + progress.env_steps, episodes + progress.episodes
+        return Progress(env_steps, episodes, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the games live and end with their workers."""
+        return {}
+
+    def close(self, failed: bool = False) -> None:
+        """End the workers."""
+        if self.workers is not None:
+            self.workers.close()
+        self.workers = None
+
+
+def play_and_learn(
+    part: Part,
+    spaces: Spaces,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    account: Account,
+    new_run: bool,
+    pipe: Connection,
+) -> None:
+    """One worker: algorithm S3. `net` and `optimizer` live in shared memory.
+
+    `Learner.learn` takes the gradients on a copy, `learner.twin`, and *copies* them into `net` of this
+    process before each step. The classic line `shared.grad = local.grad` makes them one tensor, into which
+    every later gradient is added, because `zero_grad` no longer zeroes but drops (torch 2.0 and later).
+    """
+    number, config = part.number, part.config
+    compute = Compute(config)
+    net.normalizer = copy.deepcopy(net.normalizer)  # parameters are shared; statistics are merged by each for itself
+    learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked, (net, optimizer))
+    collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
+    if account.statistics:  # two that fed the same ones at once could make a variance negative
+        learner.statistics = account.statistics[number]
+    if new_run:
+        learner.observe(collector.buffers.next_obs[None])
+
+    def count() -> int:
+        account.updates[number] += 1
+        return int(account.updates.sum())
+
+    import_module(SLOW)
+    pipe.send(READY)
+    while account.limit < 0:
+        time.sleep(0.001)
+    told = time.perf_counter() - METRICS_EVERY
+    while not account.over():
+        account.merge_into(net)
+        refresh(learner.twin, net)  # the parameters as all workers together have left them
+        version = int(account.updates.sum())
+        rollout = collector.collect()
+        rollout.versions.fill_(version)
+        began = time.perf_counter()
+        before = int(account.updates[number])
+        learner.env_steps, learner.updates = int(account.env_steps.sum()), int(account.updates.sum())
+        learner.learn(rollout, count=count)
+        account.env_steps[number] += len(rollout)
+        updates = int(account.updates[number]) - before
+        now = time.perf_counter()
+        metrics = {}
+        if now - told >= METRICS_EVERY or account.over():
+            metrics, told = learner.metrics(), now
+        seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": now - began}
+        pipe.send(Report(len(rollout), updates, rollout.episodes, seconds, metrics))

@@ -1,0 +1,149 @@
+"""GA3C: processes that only play, one predictor that answers all of them, one queue that a trainer learns from.
+
+Babaeizadeh et al. (2017), "Reinforcement learning through asynchronous advantage actor-critic on a GPU",
+sections 4 and 5. The network stands in the run's process alone, on the GPU if there is one. Between acting
+and learning it moves on: the *policy lag*, which is measured (metric `lag`) and met with clipped
+importance ratios and with log(pi + epsilon).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from a2c.algorithms.base import Progress
+from a2c.algorithms.predictor import Desk, Predictor, RemoteNetwork, make_desk
+from a2c.algorithms.worker_tasks import Part, allow_parts, columns_per_batch, parts_of
+from a2c.collector import Collector
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.single import Spaces
+from a2c.envs.vector_env import Episode
+from a2c.learner import Learner
+from a2c.processes.pool import Workers
+from a2c.rollout import Rollout
+
+
+class Played(NamedTuple):
+    """What a player sends: its first observations, then rollouts (as arrays: a copy, no shared memory)."""
+
+    first_obs: Any | None
+    rollout: dict[str, Any]
+    episodes: list[Episode]
+    seconds: dict[str, float]
+
+
+class GA3C:
+    """The driver of `--algorithm ga3c`: this thread is the trainer, a second one the predictor."""
+
+    def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
+        self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
+        self.columns = columns_per_batch(config)
+        self.queue: list[Rollout] = []
+        self.waiting: list[int] = []  # players whose rollouts are in the queue
+        self.workers: Workers | None = None
+        self.predictor: Predictor | None = None
+
+    def start(self, state: dict[str, Any] | None) -> bool:
+        """Start players and predictor. Games cannot be saved, so a resumed run begins new ones: False."""
+        config, learner = self.config, self.learner
+        parts = parts_of(config, learner.env_steps)
+        allow_parts(config, parts)
+        desks, arguments = {}, []
+        for part in parts:
+            desk = make_desk(len(part.seeds), self.spaces, getattr(learner.net, "memory_size", 0))
+            here, there = Pipe()
+            desks[here] = desk
+            arguments.append((part, desk, there))
+        self.workers = Workers(play, arguments, config.env_timeout)
+        for _, _, there in arguments:
+            there.close()  # so that the player's end is the only one
+        for played in self.workers.await_all():
+            if state is None:
+                learner.observe(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
+        self.queue, self.waiting = [], []
+        self.predictor = Predictor(learner, desks, self.compute)
+        return False
+
+    def advance(self) -> Progress:
+        """Take rollouts off the players and learn as soon as a batch is together."""
+        assert self.workers is not None and self.predictor is not None
+        self.predictor.check()
+        before = self.learner.env_steps
+        seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
+        for number, played in self.workers.receive():
+            self.waiting.append(number)
+            arrays = {name: torch.from_numpy(array) for name, array in played.rollout.items()}
+            self.queue.append(Rollout(**arrays, episodes=played.episodes).to(self.compute.device))
+            for stage, value in played.seconds.items():
+                seconds[stage] += value / len(self.workers.processes)
+        began = time.perf_counter()
+        episodes = self._learn()
+        seconds["learn"] += time.perf_counter() - began
+        return Progress(self.learner.env_steps - before, episodes, seconds)
+
+    def _learn(self) -> list[Episode]:
+        """One step per full batch in the queue; the rest waits for more. Returns the games that ended in these batches.
+
+        They are counted together with their decisions, so that going back to a snapshot drops both or neither.
+        """
+        have = sum(len(rollout.versions) for rollout in self.queue)
+        if have < self.columns:
+            return []
+        waiting, episodes = Rollout.join(self.queue), []
+        full = have // self.columns * self.columns
+        assert self.workers is not None and self.predictor is not None
+        for low in range(0, full, self.columns):
+            batch = waiting.columns(low, low + self.columns)
+            self.learner.learn(batch, batches=1)
+            self.predictor.refresh()
+            episodes += batch.episodes
+        self.queue = [waiting.columns(full, have)] if full < have else []
+        self.workers.let_go_on(self.waiting)
+        self.waiting = []
+        return episodes
+
+    def settle(self) -> Progress:
+        """Nothing: less than a batch waits in the queue, neither learned nor counted; it goes with its players."""
+        return Progress(0, [], {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the games live and end with their players."""
+        return {}
+
+    def close(self, failed: bool = False) -> None:
+        """End predictor and players."""
+        for part in (self.workers, self.predictor):
+            if part is not None:
+                part.close()
+        self.workers = self.predictor = None
+        self.queue = []
+
+
+def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
+    """One player: environments, and no network of its own. Rollouts are whole, so no episode's last reward is lost."""
+    config = part.config
+    compute = Compute(config)
+    net = RemoteNetwork(desk, ask)
+    collector = Collector(
+        [part.make_envs()],
+        net,  # type: ignore[arg-type]  # it is called like one
+        config.rollout_steps,
+        compute,
+        part.sampling_seed,
+    )
+    pipe.send(Played(collector.buffers.next_obs.numpy(), {}, [], {}))
+    names = [field.name for field in fields(Rollout) if field.name != "episodes"]
+    while True:
+        rollout = collector.collect()
+        rollout.versions.fill_(sum(net.versions) / len(net.versions))
+        net.versions.clear()
+        arrays = {name: getattr(rollout, name).numpy() for name in names}
+        seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
+        pipe.send(Played(None, arrays, rollout.episodes, seconds))
+        pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile is ever further out of date

@@ -1,0 +1,80 @@
+"""What each worker process of a3c and ga3c gets to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.multiprocessing  # noqa: F401  tensors in shared memory cross to a worker as such
+from gymnasium.vector.utils import CloudpickleWrapper
+from torch import Tensor
+
+from a2c.config.config import Backend, Config
+from a2c.envs.make import make_envs, row_seeds
+from a2c.envs.single import checked_spec
+from a2c.envs.vector_env import GameEnvs
+from a2c.processes.errors import WorkerError
+from a2c.processes.start import allow_open_files, available_cores
+from a2c.rollout import split_edges
+
+FILES_PER_PART = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
+READY = "ready"  # a worker's first message, unless it has more to say
+
+
+class Part(NamedTuple):
+    """One worker's part of a run."""
+
+    number: int
+    config: Config  # as if the worker's environments were all there are
+    spec: Any  # a CloudpickleWrapper of an EnvSpec: the caller's script may have registered it, which no worker runs
+    seeds: list[int]  # one per environment
+    sampling_seed: int
+
+    def make_envs(self) -> GameEnvs:
+        """The environments of this part."""
+        return make_envs(self.config, self.seeds, self.spec.fn)
+
+
+def parts_of(config: Config, env_steps: int) -> list[Part]:
+    """Deal the environments out to the workers, of a3c in whole batches.
+
+    A batch is that of the synchronous run (`Rollout.split`) on every machine: as many environments, and as many
+    batches per rollout of all. So a3c has at most `batches_per_rollout` workers.
+    """
+    cores, batches, seeds = available_cores(), config.batches_per_rollout, row_seeds(config, env_steps)
+    backend: Backend = "native" if config.backend == "native" else "sync"
+    if config.algorithm == "a3c":
+        edges = split_edges(len(seeds), batches)
+        dealt = np.array_split(np.arange(batches), config.workers or min(cores, batches))
+        shares = [(seeds[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
+    else:  # players of ga3c learn nothing: its trainer cuts the batches
+        dealt = np.array_split(seeds, min(len(seeds), config.workers or 2 * cores))
+        shares = [(own.tolist(), 1) for own in dealt]
+    parts, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]
+    for number, (own, learned) in enumerate(shares):
+        mine = replace(config, backend=backend, threads=1, workers=0, cuda=False)
+        mine = replace(mine, num_envs=len(own), batches_per_rollout=learned)
+        parts.append(Part(number, mine, spec, own, config.seed + env_steps + 7919 * number))
+    return parts
+
+
+def allow_parts(config: Config, parts: Sequence[Part]) -> None:
+    """Raise the limit of open files as far as `parts` need it; ValueError where the system refuses."""
+    rule = f"workers and num_envs must leave files to open, got {len(parts)} and {config.num_envs}"
+    allow_open_files(FILES_PER_PART * len(parts), rule, "fewer workers")
+
+
+def columns_per_batch(config: Config) -> int:
+    """Environments whose windows make one batch."""
+    return max(1, round(config.num_envs / config.batches_per_rollout))
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Move tensors to shared memory, in place; WorkerError where there is none left."""
+    try:
+        for tensor in tensors:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+    except (OSError, RuntimeError) as error:
+        raise WorkerError(f"no shared memory for the workers: {' '.join(str(error).split())[:200]}") from error

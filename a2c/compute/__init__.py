@@ -1,0 +1,1 @@
+"""Where the arithmetic runs: devices, threads, copies of a network."""

@@ -1,0 +1,128 @@
+"""Where the arithmetic runs: device, precision and one compute thread per core.
+
+Network passes of this size gain little from a second thread inside one operator. They gain
+all of it when two threads each work on their own share: half of the environments while
+acting, half of the batch while learning. So every thread runs its operators alone, the caller's
+too: after an operator on several threads, OpenMP's would spin for milliseconds on cores that
+environments need, and a step of the optimiser is bound by memory, which a second thread does not widen.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch import nn
+
+from a2c.config.config import Config
+from a2c.networks import OutputLayer
+from a2c.processes.start import available_cores
+
+_open = 0  # instances of `Compute` that are in use
+_callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
+
+PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
+
+
+class Compute:
+    """Device, precision and thread pool of a run.
+
+    Where the GPU is asked for and there is none, or the algorithm is a3c, `device` is the CPU.
+    Until `close`, torch's operators run on one thread in the caller's thread and in new ones. `deterministic` also
+    sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
+    """
+
+    def __init__(self, config: Config) -> None:
+        global _open, _callers
+        if not _open:
+            _callers = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+        _open += 1
+        self._restore = weakref.finalize(self, _restore_callers_settings)  # also where nobody calls `close`
+        self._restore.atexit = False
+        use_one_thread()
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
+            torch.use_deterministic_algorithms(True)
+        cuda = config.cuda and config.algorithm != "a3c" and torch.cuda.is_available()
+        self.device = torch.device("cuda" if cuda else "cpu")
+        self.precision = resolve_precision(config.precision, self.device)
+        # Workers of a3c have a thread each, and its trainer computes nothing but the first parameters.
+        cores = 1 if config.algorithm == "a3c" else config.threads or available_cores()
+        # On a GPU two groups are enough: one acts while the other's environments step.
+        self.threads = min(cores, 2) if cuda else cores
+        self.env_groups = max(1, min(self.threads, config.num_envs // 8))
+        self.threads_per_group = max(1, cores // self.env_groups)
+        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
+        self.calls: list[Future[Any]] = []  # of the newest `map`
+
+    def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
+        """Call `function` on each item in the compute threads; results in order, errors once all are done."""
+        calls = self.calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
+        wait(calls)
+        return [call.result() for call in calls]
+
+    def rest(self) -> bool:
+        """Wait for what the threads do, which nobody else does once `map` was interrupted; False where one hangs."""
+        return not wait(self.calls, PATIENCE).not_done
+
+    def working_copy(self, net: nn.Module, apart: bool = False) -> nn.Module:
+        """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
+
+        The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints
+        hold; `refresh` carries them over. Output layers and normaliser buffers (shared) stay as they are.
+        `apart`: a copy in any case, because others move the parameters of `net`.
+        """
+        net.to(self.device)
+        if self.precision == torch.float32 and not apart:
+            return net
+        twin = copy.deepcopy(net)
+        twin.normalizer = getattr(net, "normalizer", None)  # type: ignore[assignment]
+        for module in twin.modules():
+            if not isinstance(module, OutputLayer):  # these stay in float32
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(self.precision)
+        return twin
+
+    def shards(self, size: int) -> int:
+        """Parts that `size` samples are worth learning in, one per thread; one on a GPU."""
+        return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
+
+    def close(self) -> None:
+        """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
+        self.pool.shutdown(wait=self.rest(), cancel_futures=True)
+        self._restore()
+
+
+def _restore_callers_settings() -> None:
+    global _open
+    _open -= 1
+    if not _open:
+        torch.set_num_threads(_callers[0])  # of this thread and of new ones: torch has no more to offer
+        torch.use_deterministic_algorithms(_callers[1])
+
+
+def use_one_thread() -> None:
+    """Keep this thread's operators to itself."""
+    torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
+    torch.set_num_threads(1)
+
+
+def why_no_gpu(config: Config) -> str:
+    """Why a run that asks for the GPU does not use it."""
+    a3c = "workers of a3c share parameters in main memory"
+    return a3c if config.algorithm == "a3c" else "torch finds no GPU here"
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where the processor multiplies it natively, else float32."""
+    if name != "auto":
+        precision: torch.dtype = getattr(torch, name)
+        return precision
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32

@@ -1,0 +1,1 @@
+"""Every setting of a run. Nothing here imports torch, numpy or gymnasium."""

@@ -1,0 +1,1 @@
+"""Environments. Nothing here imports torch."""

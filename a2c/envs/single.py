@@ -1,0 +1,112 @@
+"""One environment: its registered spec, how it is made, what it shows and takes. It must not import torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any, NamedTuple
+
+import cv2
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import FlattenObservation, TransformObservation
+
+from a2c.config.config import Config
+from a2c.config.validation import nearest
+from a2c.envs.atari import AtariGame
+from a2c.envs.snapshot import Resumable
+from a2c.processes.start import (
+    OURS,
+    settle_in,
+)
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The registered spec of `env_id`; ValueError with the nearest names when there is none."""
+    try:
+        return gym.spec(env_id)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        known = tuple(gym.registry)
+        raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {nearest(env_id, known)}") from error
+
+
+def is_atari(spec: EnvSpec) -> bool:
+    """True where ale-py runs the environment."""
+    return str(spec.entry_point).startswith("ale_py")
+
+
+def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> gym.Env:
+    """One environment, an Atari game preprocessed; `render_mode` as in gymnasium.
+
+    4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
+    config says otherwise.
+    """
+    if multiprocessing.current_process().name.startswith(f"Worker<{OURS}"):
+        settle_in()
+        cv2.setNumThreads(1)
+    if not is_atari(spec):
+        return _make_other(spec, render_mode)
+    return AtariGame(config, spec, seed, render_mode)
+
+
+def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
+    """An environment that is no Atari game: as registered; observations that are no array become one vector."""
+    try:
+        # Many constructors take no render_mode.
+        drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+        env = gym.make(spec, disable_env_checker=True, **drawn)
+    except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
+        raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
+    if not isinstance(env.action_space, gym.spaces.Discrete):
+        env.close()
+        raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
+    space = env.observation_space
+    if not isinstance(space, gym.spaces.Box):
+        return FlattenObservation(env)
+    if len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[2] in (1, 3, 4):  # [H, W, C] -> [C, H, W]
+        low, high = space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1)
+        return TransformObservation(env, _channels_first, gym.spaces.Box(low, high, dtype=np.uint8))
+    return env
+
+
+def _channels_first(obs: np.ndarray) -> np.ndarray:
+    return obs.transpose(2, 0, 1)
+
+
+def checked_spec(config: Config) -> EnvSpec:
+    """The spec of `config.env`; ValueError where there is none or the config asks what it cannot do."""
+    spec = find_spec(config.env)
+    if not is_atari(spec):
+        if config.backend == "native":
+            raise ValueError(f"backend must be async or sync for {spec.id}: native plays Atari games only, got native")
+        if config.end_of_life:
+            raise ValueError(f"end_of_life must be off for {spec.id}, which has no lives, got True")
+    return spec
+
+
+class Spaces(NamedTuple):
+    """What one environment shows and takes."""
+
+    obs_shape: tuple[int, ...]
+    n_actions: int
+    obs_dtype: np.dtype
+    stacked: bool  # the channels of an observation are the newest frames of one picture (Atari), not colours
+
+
+def probe_spaces(config: Config) -> Spaces:
+    """The spaces of `config.env`, read off one environment.
+
+    Raises what `make_envs` would raise, and starts no process.
+    """
+    spec = checked_spec(config)
+    env = make_env(config, spec, config.seed)
+    space, actions = env.observation_space, env.action_space
+    assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # make_env sees to it
+    spaces = Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec))
+    env.close()
+    return spaces
+
+
+def make_resumable(config: Config, spec: EnvSpec, seed: int) -> Resumable:
+    """`make_env` with a `snapshot`: what each row of the `async` and `sync` backends runs."""
+    return Resumable(make_env(config, spec, seed))

@@ -1,0 +1,1 @@
+"""Measure, write, show and read back. Nothing here imports torch."""

@@ -1,0 +1,122 @@
+"""What a person sees while a run goes on: a live panel, plain lines elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from a2c.config.config import Config
+from a2c.config.validation import FRAME_SKIP
+from a2c.envs.single import find_spec, is_atari
+from a2c.metrics.files import exact
+
+SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
+
+
+class QuietConsole(Console):
+    """A console that falls silent where its output is gone or full, instead of ending the run."""
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        with suppress(OSError):
+            super().print(*args, **kwargs)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+class Display:
+    """Shows metric rows: as a live panel on a terminal, as one line per row elsewhere."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.frames_per_step = FRAME_SKIP if is_atari(find_spec(config.env)) else 1
+        self.console = QuietConsole(highlight=False)
+        self.live: Live | None = None
+        if config.progress and self.console.is_terminal and not self.console.is_dumb_terminal:
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+
+    def show(self, row: dict[str, float]) -> None:
+        """Show one row of METRICS."""
+        if self.live is not None:
+            with suppress(OSError):
+                self.live.update(self._panel(row), refresh=True)
+        elif self.config.progress:
+            self.console.print(self.line(row), soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print one line above the panel, unfolded, so that a path in it can be copied."""
+        self.console.print(text, soft_wrap=True, markup=False, emoji=False)
+
+    def line(self, row: dict[str, float]) -> str:
+        """One row as plain text."""
+        total = self.config.total_env_steps
+        return (
+            f"{row['env_steps']:,}/{total:,} steps | {row['games']} games | mean {score(row['reward_100'])} "
+            f"best {score(row['best_reward_100'])} | {row['speed']:,.0f} steps/s {self._fps(row):,.0f} frames/s | "
+            f"left {clock(self._left(row))} | env {row['share_env']:.0%} act {row['share_act']:.0%} "
+            f"learn {row['share_learn']:.0%}"
+        )
+
+    def close(self) -> None:
+        """Remove the panel and give the terminal back."""
+        if self.live is not None:
+            with suppress(OSError):
+                self.live.stop()
+
+    def summary(self, row: dict[str, float], outcome: str, run_dir: Path) -> None:
+        """Print the table that ends a run, and its directory."""
+        table = Table(title=f"{self.config.env}: {outcome}", title_justify="left", show_header=False)
+        table.add_column()
+        table.add_column(overflow="fold")
+        table.add_row("environment steps", f"{row['env_steps']:,} ({row['env_steps'] * self.frames_per_step:,} frames)")
+        table.add_row("updates", f"{row['updates']:,}")
+        table.add_row("games", f"{row['games']:,}")
+        table.add_row("mean score of the last 100 games", score(row["reward_100"]))
+        table.add_row("best mean of 100 games", score(row["best_reward_100"]))
+        table.add_row("wall time", clock(row["seconds"]))
+        table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
+        self.console.print(table)
+        self.say(f"run directory {run_dir}")
+
+    def _panel(self, row: dict[str, float]) -> Table:
+        config, grid = self.config, Table.grid(padding=(0, 2))
+        goal = "" if config.target_score is None else f"   stops at {exact(config.target_score)}"
+        shares = [f"{name} {row[key]:.0%}" for name, key in SHARES.items()]
+        left = clock(self._left(row))
+        grid.add_row("steps", f"{row['env_steps']:,} of {config.total_env_steps:,}   left {left}")
+        grid.add_row("score", f"mean {score(row['reward_100'])}   best {score(row['best_reward_100'])}{goal}")
+        grid.add_row("games", f"{row['games']:,}   updates {row['updates']:,}")
+        grid.add_row("speed", f"{row['speed']:,.0f} steps/s   {self._fps(row):,.0f} frames/s")
+        grid.add_row("time in", "   ".join(shares))
+        bar = ProgressBar(total=config.total_env_steps, completed=row["env_steps"], width=60)
+        panel = Table.grid()
+        for line in (f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}", bar, grid):
+            panel.add_row(line)
+        return panel
+
+    def _fps(self, row: dict[str, float]) -> float:
+        return row["speed"] * self.frames_per_step
+
+    def _left(self, row: dict[str, float]) -> float:
+        return (self.config.total_env_steps - row["env_steps"]) / row["speed"] if row["speed"] else math.nan
+
+
+def score(value: float) -> str:
+    """A mean score for people; a dash while there is none."""
+    return f"{value:.1f}" if math.isfinite(value) else "-"
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss, or a dash where unknown."""
+    if not math.isfinite(seconds):
+        return "-"
+    whole = int(max(seconds, 0))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

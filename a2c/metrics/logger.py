@@ -1,0 +1,117 @@
+"""What a run leaves behind: config.json, metrics.csv, episodes.csv, TensorBoard events.
+
+`METRICS` is the list of everything that is logged, with its meaning and unit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from a2c.config.config import Config
+from a2c.envs.vector_env import Episode
+from a2c.metrics.files import CsvTable, exact, write_atomically
+from a2c.metrics.meters import EPISODE_COLUMNS, METRICS
+
+SCORES = ("reward", "reward_100", "best_reward_100")  # written exactly, however large
+
+
+class RunLogger:
+    """Writes the files of one run directory, row by row.
+
+    OSError of a refusing disk comes through; rows of the CSV files wait for the next call then,
+    TensorBoard misses points.
+    """
+
+    def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
+        """`keep_until`: on resume, drop rows after these env_steps, which will be replayed."""
+        self.run_dir, self.config = run_dir, config
+        write_atomically(run_dir / "config.json", config.to_json().encode())
+        self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)
+        self._episodes = CsvTable(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
+        self._first_step = None if keep_until is None else keep_until + 1
+        self._board: EventFile | None = None
+
+    def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
+        """One row of episodes.csv per finished game."""
+        self._episodes.add([(env_steps, f"{seconds:.2f}", exact(game.score), game.length) for game in games])
+
+    def metrics(self, row: dict[str, float]) -> None:
+        """One row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
+        self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
+        points = {name: value for name, value in row.items() if name != "env_steps"}
+        if self._board is None:
+            self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
+        self._board.add(int(row["env_steps"]), time.time(), points)
+
+    def rewind(self, env_steps: int) -> None:
+        """Drop the rows after `env_steps`, which will be replayed."""
+        self._metrics.rewind(env_steps)
+        self._episodes.rewind(env_steps)
+        self._close_board()
+        self._first_step = env_steps + 1
+
+    def keep_config(self) -> None:
+        """Write config.json again where somebody has removed it."""
+        path = self.run_dir / "config.json"
+        if not path.exists():
+            write_atomically(path, self.config.to_json().encode())
+
+    def close(self) -> None:
+        """Write what waits and close every file; OSError where the disk refuses."""
+        with ExitStack() as closing:
+            closing.callback(self._close_board)
+            for table in (self._metrics, self._episodes):
+                closing.callback(table.add, [])
+
+    def _close_board(self) -> None:
+        board, self._board = self._board, None
+        if board is not None:
+            with suppress(OSError):  # TensorBoard may miss its last points
+                board.close()
+
+
+class EventFile:
+    """Scalars for TensorBoard, written by the caller's thread, so that a full disk shows as OSError here.
+
+    tensorboardX's SummaryWriter writes from a thread that such an error ends; its queue then fills
+    up and blocks the run.
+    """
+
+    def __init__(self, directory: Path, first_step: int | None) -> None:
+        """`first_step`: TensorBoard forgets points of earlier files from here on (a resumed run)."""
+        directory.mkdir(parents=True, exist_ok=True)
+        if directory.is_symlink():
+            raise OSError(f"{directory} must not be a link")
+        # A name that nobody can have put a link at.
+        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{secrets.token_hex(8)}")
+        if first_step is not None:
+            self._writer.write_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+        self._writer.flush()
+
+    def add(self, step: int, seconds: float, values: dict[str, float]) -> None:
+        """One point per name, at wall time `seconds`; NaN and infinite values are left out."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._writer.write_event(Event(step=step, wall_time=seconds, summary=scalar(name, value)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(ValueError):  # closed already
+            self._writer.close()
+
+
+def _cell(name: str, value: float | str) -> float | str:
+    if not isinstance(value, float):
+        return value
+    return exact(value) if name in SCORES else f"{value:.6g}"

@@ -1,0 +1,37 @@
+"""What a run has left behind, read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from a2c.metrics.files import read_table
+from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
+
+
+def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
+    """Columns of episodes.csv as float arrays, one entry per finished game."""
+    return read_table(run_dir / "episodes.csv", EPISODE_COLUMNS)
+
+
+def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
+    """Mean of the last `window` scores at each game (of fewer at the start)."""
+    sums = np.cumsum(np.insert(scores, 0, 0.0))
+    ends = np.arange(1, len(scores) + 1)
+    begins = np.maximum(ends - window, 0)
+    means: np.ndarray = (sums[ends] - sums[begins]) / (ends - begins)
+    return means
+
+
+def passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float] | None:
+    """Decisions and seconds at the first game whose mean of `WINDOW` games is `target`; None where none is."""
+    reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
+    if not len(reached):
+        return None
+    return int(episodes["env_steps"][reached[0]]), float(episodes["seconds"][reached[0]])
+
+
+def best_mean(episodes: dict[str, np.ndarray]) -> float:
+    """The highest mean of `WINDOW` games, minus infinity where fewer are finished."""
+    return float(moving_mean(episodes["score"])[WINDOW - 1 :].max(initial=-np.inf))

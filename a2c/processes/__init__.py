@@ -1,0 +1,1 @@
+"""Operating-system processes: start, watch, stop. Nothing here imports torch."""

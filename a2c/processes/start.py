@@ -1,0 +1,170 @@
+"""Worker processes: how they start, and what every one of them does first. It must not import torch."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.util  # before our function at exit is registered, so that it is called after it
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; the parent handles them
+MORE_FILES = 64  # that a run may open besides those of its workers
+OURS = "A2CWorker"  # in the name of every process that we start
+
+
+def worker_context(preload: Sequence[str]) -> str:
+    """forkserver where that is safe: it imports `preload` once, and its workers are copies of it.
+
+    SIGINT and SIGTERM are blocked in the server and in our workers, which `kill()` ends. Processes that others start
+    by the same server get them as ever.
+    """
+    # macOS: system libraries that the server has loaded may not survive a fork.
+    if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    from multiprocessing import forkserver, resource_tracker
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *preload])
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        forkserver.ensure_running()  # the server and its children inherit the mask, see `_unblock_others`
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if sys.platform == "linux":  # a server that runs already has the limits of earlier days, and a file per worker
+        import resource
+
+        server: Any = forkserver._forkserver
+        resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
+    return "forkserver"
+
+
+def allow_open_files(more: int, rule: str, instead: str) -> None:
+    """Let this process, and those that it starts, open `more` files besides what else a run opens.
+
+    ValueError where the system allows fewer, with the `rule` that is broken and what to use `instead`.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    need = len(os.listdir("/dev/fd")) + more + MORE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and need > hard:
+        limit = f"{need:,} open files are needed, {hard:,} are allowed (ulimit -Hn)"
+        raise ValueError(f"{rule}: {limit}; use {instead}")
+    if soft != resource.RLIM_INFINITY and need > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Keep workers from importing the caller's script, and all that it imports, once per process."""
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
+    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
+
+
+def is_ours(process: BaseProcess) -> bool:
+    """True for a process that this package started, False for one of the caller's program."""
+    return OURS in process.name
+
+
+def settle_in() -> None:
+    """In a new worker: the parent handles signals to the whole group; the worker ends when its parent is gone."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def stop_with_input() -> None:
+    """Ask this process to stop (SIGTERM) when its input, the pipe of the process that started it, is closed."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the run's process is gone, even while its environment hangs."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """multiprocessing would ask them to end by SIGTERM, and wait for ever."""
+    for process in multiprocessing.active_children():
+        if is_ours(process):
+            process.kill()
+
+
+def _unblock_others(_: object) -> None:
+    """In a new child of the fork server, before its work: one that is not ours gets signals as anywhere else."""
+    if not is_ours(multiprocessing.current_process()):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+# In the fork server alone, which is started by this line and has no parent in the sense of multiprocessing.
+_STARTED_BY = "from multiprocessing.forkserver import main; main("
+if multiprocessing.parent_process() is None and "".join(sys.orig_argv[-1:]).startswith(_STARTED_BY):
+    multiprocessing.util.register_after_fork(_unblock_others, _unblock_others)
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Cores this process may use: its affinity mask, within the quotas of its control groups (Linux, v1 and v2).
+
+    `root`: where `proc` and `sys` are.
+    """
+    count = getattr(os, "process_cpu_count", os.cpu_count)  # heeds PYTHON_CPU_COUNT and the affinity (Python 3.13)
+    cores = count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return max(1, min([cores, *(round(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores that each control group above this process allows, where it sets a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        # A container may see its own group as the root of the mount, under the name that the host gave it.
+        for folder in {mount, *(mount / parent for parent in _ancestors(group))}:
+            try:
+                if controllers:
+                    quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, period = (folder / "cpu.max").read_text().split()
+                if int(quota) > 0:  # -1: no limit
+                    yield int(quota) / int(period)
+            except (OSError, ValueError, ZeroDivisionError):  # no such file, or the quota is "max"
+                continue
+
+
+def _ancestors(group: str) -> list[str]:
+    parts = [part for part in group.split("/") if part not in ("", "..")]
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

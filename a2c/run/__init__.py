@@ -1,0 +1,1 @@
+"""The life of one run: its directory, checkpoints, outputs, recovery, trainer."""

@@ -1,0 +1,218 @@
+"""Saving and loading a run: written atomically, loaded without executing anything."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickletools
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from a2c.config.config import Config
+from a2c.envs.single import Spaces
+from a2c.metrics.files import TEMPORARY, write_atomically
+from a2c.networks import make_network
+from a2c.processes.errors import WorkerError
+
+FORMAT = 4
+LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the newest checkpoint and the one before it
+ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
+# What the pickle of a checkpoint names; of all else that torch allows, a bytearray can take any amount of memory.
+NAMES = re.compile(
+    r"collections OrderedDict|torch \w+Storage|torch\.storage UntypedStorage|torch uint\d+|"
+    r"torch\._utils _rebuild_tensor_v[23]"
+)
+REQUIRED = (
+    *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
+    *("collector", "windows", "learning", "scores", "saved_best", "env_steps", "updates", "seconds"),
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says which, why and what to do."""
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write `state` to `path`, atomically; `keep_previous`: the file that was there becomes previous.pt.
+
+    OSError where the disk refuses; what was there is untouched then.
+    """
+    content = io.BytesIO()
+    torch.save(to_tensors({"format": FORMAT, **state}), content)
+    second = path.with_name(PREVIOUS + TEMPORARY)
+    keep_previous = keep_previous and path.exists()
+    if keep_previous:
+        second.unlink(missing_ok=True)
+        try:
+            os.link(path, second)  # a second name, so that `path` itself is never missing
+        except OSError:  # a filesystem without hard links
+            write_atomically(second, path.read_bytes())
+    write_atomically(path, content.getbuffer())
+    if keep_previous:
+        os.replace(second, path.with_name(PREVIOUS))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint with `weights_only=True`; it takes no more memory than a few times its file's size.
+
+    Raises CheckpointError, in one line, for a file that is missing, damaged, foreign or newer.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint must be a file, got {path}; is this the directory of a run?")
+    try:
+        _check_archive(path)
+        # Mapped, no storage can reach beyond the file, whatever size the pickle gives it.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _check_extent(state, path.stat().st_size)
+    except Exception as error:  # a damaged pickle can raise almost anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){_advice(path)}"
+        ) from error
+    missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
+    if missing:
+        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}{_advice(path)}")
+    version = state["format"]
+    if not isinstance(version, int) or version != FORMAT:
+        newer = isinstance(version, int) and version > FORMAT
+        advice = "update a2c" if newer else "use the version of a2c that wrote it"
+        raise CheckpointError(f"checkpoint {path} has format {version!r}, this a2c reads {FORMAT}: {advice}")
+    for name in ("env_steps", "updates"):
+        if type(state[name]) is not int or not 0 <= state[name] < 2**53:
+            raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
+    with loading(path):
+        loaded: dict[str, Any] = to_arrays(state)
+    return loaded
+
+
+def _check_archive(path: Path) -> None:
+    """ValueError where an entry of the zip archive is damaged, packed (it could grow to any size) or of other kinds."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+        if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise ValueError("its entries are larger than the file")
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"its entry {damaged} does not have its checksum")
+        for entry in entries:
+            if entry.filename.lower().endswith("data.pkl"):  # torch finds names in either case
+                for opcode, name, _ in pickletools.genops(archive.read(entry)):
+                    if opcode.name == "GLOBAL" and not NAMES.fullmatch(str(name)):
+                        raise ValueError(f"it must hold numbers, texts and tensors only, got {name}")
+
+
+def _check_extent(state: Any, size: int) -> None:
+    """ValueError where nested values hold more numbers than `size` bytes can, or tensors without numbers."""
+    rest = [state]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.device.type != "cpu":
+                raise ValueError("it holds a tensor without numbers of its own")
+            size -= value.numel() * value.element_size()
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        size -= len(items)
+        if size < 0:
+            raise ValueError("its content is larger than the file")
+        rest += items
+
+
+def to_tensors(value: Any) -> Any:
+    """Nested plain values as a checkpoint may hold them: arrays become tensors, tuples stay, the rest is kept."""
+    if isinstance(value, np.ndarray):
+        return {ARRAY: torch.from_numpy(np.array(value))}
+    if isinstance(value, np.generic):
+        return {SCALAR: torch.from_numpy(np.array(value))}
+    if isinstance(value, dict):
+        return {key: to_tensors(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_tensors(item) for item in value)
+    return value
+
+
+def to_arrays(value: Any) -> Any:
+    """What `to_tensors` was given, in memory of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        if set(value) == {ARRAY}:
+            return value[ARRAY].clone().numpy()
+        if set(value) == {SCALAR}:
+            return value[SCALAR].numpy()[()]
+        return {key: to_arrays(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_arrays(item) for item in value)
+    return value
+
+
+def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Path) -> torch.nn.Module:
+    """The network of `config`, on torch's `meta` device: without memory, and the checkpoint's fits it.
+
+    CheckpointError where the checkpoint is of other observations, actions or layers, or a weight is NaN or infinite.
+    """
+    for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
+        if state[name] != now:
+            raise CheckpointError(
+                f"checkpoint {path} has {name} {str(state[name])[:80]}, {config.env} has {now}: keep env, frame_size "
+                "and frame_stack of its run"
+            )
+    with torch.device("meta"):
+        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked)
+    saved = state["network"]
+    kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
+    if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
+        )
+    for name, value in saved.items():
+        if not value.isfinite().all():
+            raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
+    return net
+
+
+def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
+    """`load_checkpoint`, and CheckpointError where it is of another kind of run than the one that goes on."""
+    state = load_checkpoint(path)
+    with loading(path):
+        check_belongs(state, config, path)
+        make_checked(state, config, spaces, path)
+    return state
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Whatever a state of the right kind but with wrong content raises becomes a CheckpointError."""
+    try:
+        yield
+    except (CheckpointError, WorkerError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise CheckpointError(f"checkpoint {path} holds a damaged state ({reason}){_advice(path)}") from error
+
+
+def _advice(path: Path) -> str:
+    previous = path.with_name(PREVIOUS)
+    if path == previous or not previous.exists():
+        return ""
+    return f"; rename {previous} to {path.name} to go on from the one before"
+
+
+def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
+    """CheckpointError when the run that goes on is of another kind than the checkpoint's."""
+    try:
+        saved = Config.from_json(state["config"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
+    for name in ("env", "algorithm", "optimizer"):
+        was, now = getattr(saved, name), getattr(config, name)
+        if was != now:
+            raise CheckpointError(f"checkpoint {path} is of {was}, got {name} {now}: leave {name} as it was")

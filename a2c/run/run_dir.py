@@ -1,0 +1,150 @@
+"""The directory of a run: its name, and one process at a time in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, SoftFileLock, Timeout
+
+from a2c.config.config import Config
+from a2c.metrics.files import BLOCK, TEMPORARY, open_regular
+
+LOCK = "lock"
+FILES = ("config.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
+STARTED = FILES[:3]  # what a start writes before its first checkpoint
+GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard")  # opened where they lie, so they must lie here
+LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed
+
+
+def run_directory(config: Config) -> Path:
+    """Where the run lives: a resumed one's, a new or empty one; ValueError where others' files lie."""
+    if config.resume is not None:
+        return config.resume
+    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    run_dir = config.run_dir or Path("runs") / name
+    try:
+        taken = not run_dir.is_dir() or not all(_is_leftover(path) for path in run_dir.iterdir())
+        taken = taken and (run_dir.exists() or run_dir.is_symlink())
+        lost = taken and not any(run_dir.glob("*.pt")) and any((run_dir / name).exists() for name in GROWING[1:])
+    except (OSError, ValueError) as error:  # a name that is too long, a null byte, no permission
+        raise ValueError(f"run_dir must be a directory that can be used, got {str(run_dir)!r}: {error}") from error
+    if lost:
+        why = "holds no checkpoint, so no run can go on there; remove it if its rows are not needed"
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
+    if taken:
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
+    return run_dir
+
+
+def _is_leftover(path: Path) -> bool:
+    """True for what a start that was killed may leave: it writes no row before its first checkpoint."""
+    if path.name in GROWING and path.name in STARTED:
+        with open(path, "rb", opener=open_regular) as table:
+            table.readline(BLOCK)
+            return not table.read(1)
+    return path.name in LEFTOVERS or path.name.startswith(LOCK + ".")  # a stale one that was put aside
+
+
+class InUse(ValueError):
+    """Another process holds the lock of the run directory."""
+
+
+class RunLock:
+    """The lock of a run directory. The system frees it when its process ends, however that happens.
+
+    On a file system without such locks a file stands for it, with the process and host that made it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._lock = FileLock(run_dir / LOCK, thread_local=False)
+        self._file: os.stat_result | None = None  # the lock file that is held
+
+    def take(self) -> None:
+        """Make the directory, hold its lock, remove what a killed process left half-written.
+
+        ValueError where another process holds it, where neither can be written, or where a link lies in the way.
+        """
+        try:
+            self._take()
+        except (OSError, ValueError) as error:
+            if isinstance(error, InUse):
+                raise
+            where = f"{self.run_dir}: {getattr(error, 'strerror', None) or error}"
+            raise ValueError(f"run_dir must be a directory that can be written, got {where}") from error
+
+    def keep(self) -> None:
+        """Make the directory and its lock again where somebody has removed them.
+
+        InUse where another process holds the lock by now, OSError where the disk refuses.
+        """
+        with suppress(FileNotFoundError):
+            if self._file is not None and os.path.samestat(self._file, os.stat(self.run_dir / LOCK)):
+                return
+        self._lock.release(force=True)
+        self._take()
+
+    def release(self) -> None:
+        """Let others in."""
+        self._file = None
+        self._lock.release(force=True)
+
+    def _take(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        for name in GROWING:
+            if (self.run_dir / name).is_symlink():
+                raise OSError(f"{name} must not be a link; remove it")
+        try:
+            self._acquire()
+        except Timeout:
+            advice = "wait for it or end it"
+            if isinstance(self._lock, SoftFileLock):
+                advice += f"; if no process on any host uses it, remove {self.run_dir / LOCK}"
+            raise InUse(f"run_dir must not be in use by another process, got {self.run_dir}: {advice}") from None
+        self._file = os.stat(self.run_dir / LOCK)
+        for name in FILES:
+            (self.run_dir / (name + TEMPORARY)).unlink(missing_ok=True)
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            # filelock takes over a dead process's file where two files can change names; network file systems refuse.
+            if not (isinstance(self._lock, SoftFileLock) and self._remove_stale()):
+                raise
+            self._lock.acquire(timeout=0)
+
+    def _remove_stale(self) -> bool:
+        """Remove the lock file of a dead process; False where its owner may live.
+
+        Another process may have removed it and taken the lock since we looked, so it is looked at again under
+        a name of its own.
+        """
+        lock, aside = self.run_dir / LOCK, self.run_dir / f"{LOCK}.{secrets.token_hex(8)}{TEMPORARY}"
+        if not _of_a_dead_process(lock):
+            return False
+        with suppress(FileNotFoundError):
+            os.rename(lock, aside)
+            if not _of_a_dead_process(aside):
+                os.rename(aside, lock)  # whoever took the name meanwhile notices before its next write
+                return False
+            aside.unlink()
+        return True
+
+
+def _of_a_dead_process(path: Path) -> bool:
+    """True for a lock file whose process ran on this host and runs no more."""
+    try:
+        pid, host = path.read_text(encoding="utf-8").splitlines()[:2]
+        if host == socket.gethostname():
+            os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError, ValueError):
+        pass
+    return False

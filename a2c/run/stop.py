@@ -1,0 +1,19 @@
+"""Why a run is over."""
+
+from __future__ import annotations
+
+from a2c.config.config import Config
+from a2c.metrics.console import score
+from a2c.metrics.meters import Scores
+from a2c.processes.signals import StopRequest
+
+
+def outcome(config: Config, env_steps: int, scores: Scores, stop: StopRequest) -> str:
+    """Why the run ends at `env_steps`, in a few words, or an empty text while it goes on."""
+    if stop:
+        return f"stopped by {stop.name}"
+    if config.target_score is not None and scores.meets(config.target_score):
+        return f"reached a mean score of {score(scores.reached)}"
+    if config.stop_after and env_steps >= config.stop_after:
+        return f"stopped after {env_steps:,} env_steps"
+    return "all environment steps played" if env_steps >= config.total_env_steps else ""

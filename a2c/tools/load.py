@@ -1,0 +1,43 @@
+"""The policy of a trained run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.single import probe_spaces
+from a2c.processes.errors import failing
+from a2c.run.checkpoint import CheckpointError, load_checkpoint, loading, make_checked
+
+
+def load_policy(
+    run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False
+) -> tuple[Config, nn.Module, dict[str, Any]]:
+    """Config, network (in evaluation mode) and checkpoint of a run.
+
+    Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown
+    here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
+    """
+    path = Path(run_dir) / checkpoint
+    with closing(Compute(Config(threads=1))):  # operators on one thread
+        return _load_policy(path, cuda)
+
+
+def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict[str, Any]]:
+    state = load_checkpoint(path)
+    try:
+        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
+    with failing(ValueError):
+        spaces = probe_spaces(config)
+    with loading(path):
+        net = make_checked(state, config, spaces, path)
+        net.load_state_dict(state["network"], assign=True)
+    return config, net.eval(), state
