@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from a2c.batch import SlidingWindows
 from a2c.compute.compute import Compute
-from a2c.compute.replica import refresh
+from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
@@ -49,7 +49,7 @@ class Learner:
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared
-        self.twin = compute.working_copy(self.net, apart=shared is not None)
+        self.twin = make_replica(self.net, compute, always_copy=shared is not None)
         self.windows = SlidingWindows(
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
@@ -108,7 +108,7 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.net.load_state_dict(state["network"])
-        refresh(self.twin, self.net)
+        sync_replica(self.twin, self.net)
         load_optimizer(self.optimizer, state["optimizer"])
         self.windows.load_state_dict(state["windows"])
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])

@@ -19,7 +19,9 @@ from a2c.normalizers import FrameNorm, PixelNorm
 
 
 class OutputLayer(nn.Linear):
-    """The last layer of a head: float32 in a working copy in bfloat16 too, which has only every half point near 90."""
+    """The last layer of a head: float32 in a bfloat16 replica too, since bfloat16 has only every half point near 90."""
+
+    keeps_float32 = True
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`hidden [B, F]` in any precision to `[B, out]` in this layer's own."""

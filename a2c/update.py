@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from a2c.batch import Experience, unpack_views
 from a2c.compute.compute import Compute
-from a2c.compute.replica import refresh
+from a2c.compute.replica import sync_replica
 from a2c.config.config import Config
 from a2c.losses import A2CLoss, a2c_loss
 from a2c.policy import replay
@@ -59,7 +59,7 @@ def learn(
             parameter.grad.add_(gradient)
     grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
     optimizer.step()
-    refresh(twin, net)
+    sync_replica(twin, net)
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * share for term, share in zip(terms, shares, strict=True)]).sum()

@@ -11,6 +11,7 @@ from torch import Tensor
 from a2c.batch import Experience, unpack_batch
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
+from a2c.compute.replica import make_replica
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
 from a2c.learner import Learner
@@ -61,7 +62,7 @@ def train(net: MlpA2C, batches: list, config: Config, optimizer: torch.optim.Opt
     """Learn the batches one after the other; `net` is changed in place."""
     optimizer = optimizer or make_optimizer(net, config)
     with closing(Compute(config)) as compute:
-        twin = compute.working_copy(net)
+        twin = make_replica(net, compute)
         return [learn(net, twin, optimizer, batch, config, compute) for batch in batches]
 
 
@@ -225,7 +226,7 @@ def test_bfloat16_twin_follows_the_float32_master():
     master = make_net()
     before, optimizer = flat(master), make_optimizer(master, config)
     with closing(Compute(config)) as compute:
-        twin = compute.working_copy(master)
+        twin = make_replica(master, compute)
         for seed in range(3):
             update = learn(master, twin, optimizer, random_rollout(seed=seed), config, compute)
     outputs = {"policy.4.weight", "policy.4.bias", "value.4.weight", "value.4.bias"}
@@ -253,8 +254,8 @@ def test_bfloat16_takes_nearly_the_step_of_float32():
 def test_the_working_copy_shares_the_pixel_statistics():
     net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
     with closing(Compute(CONFIG)) as exact, closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
-        assert exact.working_copy(net) is net
-        twin = compute.working_copy(net)
+        assert make_replica(net, exact) is net
+        twin = make_replica(net, compute)
     net.normalizer.update(torch.randint(0, 256, (9, 42, 42), dtype=torch.uint8))
     assert torch.equal(twin.normalizer.mean, net.normalizer.mean)
     assert {x.dtype for x in (twin.normalizer.mean, twin.normalizer.var)} == {torch.float64}
@@ -274,7 +275,7 @@ def test_values_are_finer_than_bfloat16(network, shape):
         last.bias.fill_(90.0)
     obs = torch.randint(0, 256, (2, 16, *shape), dtype=torch.uint8)
     with closing(Compute(config)) as compute, torch.no_grad():
-        twin = compute.working_copy(net)
+        twin = make_replica(net, compute)
         outputs = [*twin(obs[0]), *replay(twin, obs, torch.zeros(2, 16).bool(), empty_memory(net, 16))]
     assert [x.dtype for x in outputs] == [torch.float32] * 4
     for values in outputs[1::2]:
@@ -294,7 +295,7 @@ def test_a_baseline_of_large_returns_is_learned_in_bfloat16_as_in_float32():
             net.value[-1].bias.fill_(89.0)
         optimizer = torch.optim.Adam(net.parameters(), 3e-3)
         with closing(Compute(config)) as compute:
-            twin = compute.working_copy(net)
+            twin = make_replica(net, compute)
             for step in range(300):
                 optimizer.param_groups[0]["lr"] = 3e-3 * (1 - step / 300)
                 learn(net, twin, optimizer, batch, config, compute)

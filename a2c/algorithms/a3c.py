@@ -20,7 +20,7 @@ from a2c.algorithms.base import Progress
 from a2c.algorithms.worker_tasks import READY, Part, allow_parts, parts_of, share
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
-from a2c.compute.replica import refresh
+from a2c.compute.replica import sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import Episode
@@ -161,7 +161,7 @@ def play_and_learn(
     told = time.perf_counter() - METRICS_EVERY
     while not account.over():
         account.merge_into(net)
-        refresh(learner.twin, net)  # the parameters as all workers together have left them
+        sync_replica(learner.twin, net)  # the parameters as all workers together have left them
         version = int(account.updates.sum())
         rollout = collector.collect()
         rollout.versions.fill_(version)

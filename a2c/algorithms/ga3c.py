@@ -101,7 +101,7 @@ class GA3C:
         for low in range(0, full, self.columns):
             batch = waiting.columns(low, low + self.columns)
             self.learner.learn(batch, batches=1)
-            self.predictor.refresh()
+            self.predictor.sync()
             episodes += batch.episodes
         self.queue = [waiting.columns(full, have)] if full < have else []
         self.workers.let_go_on(self.waiting)

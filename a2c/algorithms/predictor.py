@@ -18,7 +18,7 @@ from torch import Tensor
 
 from a2c.algorithms.worker_tasks import share
 from a2c.compute.compute import Compute, use_one_thread
-from a2c.compute.replica import refresh
+from a2c.compute.replica import sync_replica
 from a2c.envs.single import Spaces
 from a2c.learner import Learner
 from a2c.policy import step
@@ -59,10 +59,10 @@ class Predictor:
         self._thread = threading.Thread(target=self._answer, name="a2c-predictor", daemon=True)
         self._thread.start()
 
-    def refresh(self) -> None:
+    def sync(self) -> None:
         """Take over the parameters and statistics that the learner has now."""
         with self._lock:
-            refresh(self.net, self.learner.net)
+            sync_replica(self.net, self.learner.net)
             self.version = self.learner.updates
 
     def check(self) -> None:

@@ -9,7 +9,6 @@ environments need, and a step of the optimiser is bound by memory, which a secon
 
 from __future__ import annotations
 
-import copy
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,10 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
-from torch import nn
 
 from a2c.config.config import Config
-from a2c.networks import OutputLayer
 from a2c.processes.start import available_cores
 
 _open = 0  # instances of `Compute` that are in use
@@ -69,24 +66,6 @@ class Compute:
     def rest(self) -> bool:
         """Wait for what the threads do, which nobody else does once `map` was interrupted; False where one hangs."""
         return not wait(self.calls, PATIENCE).not_done
-
-    def working_copy(self, net: nn.Module, apart: bool = False) -> nn.Module:
-        """The network that acts and learns: `net` itself, or its twin with parameters in bfloat16.
-
-        The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints
-        hold; `refresh` carries them over. Output layers and normaliser buffers (shared) stay as they are.
-        `apart`: a copy in any case, because others move the parameters of `net`.
-        """
-        net.to(self.device)
-        if self.precision == torch.float32 and not apart:
-            return net
-        twin = copy.deepcopy(net)
-        twin.normalizer = getattr(net, "normalizer", None)  # type: ignore[assignment]
-        for module in twin.modules():
-            if not isinstance(module, OutputLayer):  # these stay in float32
-                for parameter in module.parameters(recurse=False):
-                    parameter.data = parameter.data.to(self.precision)
-        return twin
 
     def shards(self, size: int) -> int:
         """Parts that `size` samples are worth learning in, one per thread; one on a GPU."""

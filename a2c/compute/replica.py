@@ -1,16 +1,39 @@
-"""Copies of a network that act and learn in their own precision."""
+"""Replicas: copies of a network that act and learn in the precision of the run, while its float32 parameters move."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import nn
 
+from a2c.compute.compute import Compute
+
+
+def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) -> nn.Module:
+    """The network that acts and learns: `net` itself in float32, else a copy with parameters in `compute.precision`.
+
+    The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints hold; `sync_replica` copies
+    them. Layers with `keeps_float32` and the buffers of the normaliser, which are shared, stay as they are.
+    `always_copy`: a copy in float32 too, because others move the parameters of `net`.
+    """
+    net.to(compute.device)
+    if compute.precision == torch.float32 and not always_copy:
+        return net
+    replica = copy.deepcopy(net)
+    replica.normalizer = getattr(net, "normalizer", None)  # type: ignore[assignment]
+    for module in replica.modules():
+        if not getattr(module, "keeps_float32", False):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(compute.precision)
+    return replica
+
 
 @torch.no_grad()
-def refresh(twin: nn.Module, net: nn.Module) -> None:
-    """Give the working copy the parameters that `net` has now, and its statistics where it has its own."""
-    if twin is not net:
-        torch._foreach_copy_(list(twin.parameters()), list(net.parameters()))
-        for mine, theirs in zip(twin.buffers(), net.buffers(), strict=True):
+def sync_replica(replica: nn.Module, net: nn.Module) -> None:
+    """Give `replica` the parameters that `net` has now, and its statistics where it has its own."""
+    if replica is not net:
+        torch._foreach_copy_(list(replica.parameters()), list(net.parameters()))
+        for mine, theirs in zip(replica.buffers(), net.buffers(), strict=True):
             if mine is not theirs:
                 mine.copy_(theirs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from a2c.compute.compute import Compute
+from a2c.compute.replica import make_replica
 from a2c.envs.make import make_envs
 from a2c.policy import empty_memory, sample, step
 from a2c.tools.load import load_policy
@@ -50,7 +51,7 @@ def evaluate(
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
-        net = compute.working_copy(net)
+        net = make_replica(net, compute)
         envs = make_envs(config)
         closing.callback(envs.close)
         quota = np.full(rows, episodes // rows) + (np.arange(rows) < episodes % rows)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 from a2c.compute.compute import Compute
+from a2c.compute.replica import make_replica
 from a2c.config.validation import FRAME_SKIP
 from a2c.envs.make import row_seeds
 from a2c.envs.single import checked_spec, is_atari, make_env
@@ -69,7 +70,7 @@ def record(
         closing.callback(env.close)
         folder = closing.enter_context(TemporaryDirectory())
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
-        pictures = _play(env, compute.working_copy(net), env_seed, greedy, seed, film)
+        pictures = _play(env, make_replica(net, compute), env_seed, greedy, seed, film)
         try:
             film_file = Path(folder) / out.name
             WRITERS[out.suffix](film_file, pictures, fps)

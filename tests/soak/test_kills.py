@@ -10,13 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
+from runs import TRAIN_PY
 from toys import same
 
-import a2c
 from a2c.cli.flags import parse_config
 from a2c.run import trainer
 from a2c.run.checkpoint import load_checkpoint
@@ -24,7 +23,6 @@ from a2c.run.trainer import Trainer
 
 pytestmark = pytest.mark.soak
 KILLS = int(os.environ.get("A2C_SOAK_KILLS", "200"))
-TRAIN_PY = Path(a2c.__file__).parent.parent / "train.py"
 FLAGS = ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2", "--no-progress"]
 ROLLOUT = 16 * 20
 PARTS = ("network", "optimizer", "collector", "scores", "windows", "updates")

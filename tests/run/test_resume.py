@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from test_trainer import started
+from runs import lived, started
 from toys import play, same, wait_for
 
 from a2c.cli.flags import parse_config
@@ -25,14 +25,6 @@ from a2c.envs.single import find_spec, make_env
 from a2c.envs.snapshot import Resumable
 from a2c.run.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
 from a2c.run.trainer import Trainer
-
-TIMED = {"seconds", "speed", "share_env", "share_act", "share_learn"}  # columns that hold wall time
-
-
-def lived(run_dir, name):
-    """Rows of a CSV file without its wall times."""
-    with open(run_dir / name, newline="", encoding="utf-8") as file:
-        return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
 
 
 def run(run_dir, flags, stops):

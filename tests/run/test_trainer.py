@@ -1,16 +1,13 @@
 """Whole runs, short ones: their files, their seeds, how they are interrupted, resumed and evaluated."""
 
-import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from runs import TINY, rows, started, tiny
 from toys import wait_for
 
 from a2c.cli import commands as cli
@@ -19,19 +16,6 @@ from a2c.metrics.meters import METRICS
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.outputs import Record
 from a2c.run.trainer import Trainer
-
-TRAIN_PY = Path(cli.__file__).parent.parent / "train.py"
-TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1", "--precision", "float32"]
-
-
-def tiny(run_dir, **changes):
-    settings = {"env": "CartPole-v1", "backend": "sync", "num_envs": 4, "threads": 1, "precision": "float32"}
-    return Config(**settings | {"total_env_steps": 480, "run_dir": run_dir, "progress": False} | changes)
-
-
-def rows(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +158,6 @@ def test_evaluate_prints_the_scores_of_a_run(run_dir, capsys):
     assert capsys.readouterr().out == line  # seeded
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13", "--seed", "7"]) == 0
     assert capsys.readouterr().out != line
-
-
-def started(run_dir, *flags):
-    """A run of train.py in a process of its own, with plain lines instead of the display."""
-    args = [sys.executable, str(TRAIN_PY), "--preset", "pong-fast", "--num-envs", "4", "--log-every", "0.2"]
-    args += ["--run-dir", str(run_dir), *flags]
-    return subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent, start_new_session=True
-    )
 
 
 def gone(processes):

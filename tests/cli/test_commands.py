@@ -6,17 +6,16 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from runs import TRAIN_PY
 
 from a2c.cli import commands as cli
 from a2c.config.config import PRESETS, Config
 from a2c.run.run_dir import RunLock
 
-TRAIN_PY = Path(cli.__file__).parent.parent / "train.py"
 REFUSED = [  # arguments, and what the line must say
     (["--nonsense"], ["--nonsense"]),
     (["--num-evns", "3"], ["--num-evns", "did you mean --num-envs"]),

@@ -12,7 +12,7 @@ import pytest
 
 from a2c.metrics.results import best_mean, passage, read_episodes
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "tables.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tables.py"
 spec = importlib.util.spec_from_file_location("tables", SCRIPT)
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)

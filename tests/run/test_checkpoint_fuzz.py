@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_trainer import tiny
+from runs import tiny
 
 from a2c.cli.flags import parse_config
 from a2c.config.config import Config

@@ -8,12 +8,11 @@ import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import psutil
 import pytest
-from test_resume import lived
+from runs import HELPERS, lived
 from toys import same, wait_for
 
 from a2c.cli import commands as cli
@@ -207,7 +206,7 @@ def hanging_run(tmp_path, backend):
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym; "
     code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]}); "
     code += "from a2c.cli.commands import train; sys.exit(train(sys.argv[4:]))"
-    arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
+    arguments = [HELPERS, flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
     arguments += ["--backend", backend, "--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
     run = subprocess.Popen([sys.executable, "-c", code, *arguments])
     wait_for((tmp_path / "hanging").exists, 60)
@@ -258,7 +257,7 @@ os._exit(0)  # a thread in the sleeping environment of this process would wait f
 def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     flags = troubled(tmp_path, "hang")
     flags = [*flags, *(["--algorithm", how, "--workers", "2"] if "a3c" in how else ["--backend", how])]
-    arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
+    arguments = [HELPERS, flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
     arguments += ["--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
     command = [sys.executable, "-c", LIBRARY, *arguments]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -297,7 +296,7 @@ def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(wa
     flags = [flag for flag in troubled(tmp_path, "hang") if flag != "--no-progress"]
     if waits_for == "disk":
         (tmp_path / "order").unlink()
-    arguments = [str(Path(__file__).parent), flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
+    arguments = [HELPERS, flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
     arguments += ["--backend", "async", "--env-timeout", "600", "--run-dir", str(tmp_path / "run")]
     arguments += ["--total-env-steps", "640"] if waits_for == "disk" else []
     screen, terminal = pty.openpty()

@@ -12,8 +12,7 @@ import time
 import tracemalloc
 
 import pytest
-from test_disk import disturbed
-from test_trainer import TINY, rows, tiny
+from runs import TINY, disturbed, rows, tiny
 
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config

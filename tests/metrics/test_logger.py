@@ -19,8 +19,8 @@ from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.console import Display, clock, score
 from a2c.metrics.files import exact
-from a2c.metrics.logger import RunLogger
-from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, SCORES, WINDOW, Scores
+from a2c.metrics.logger import SCORES, RunLogger
+from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, WINDOW, Scores
 from a2c.metrics.plots import draw_curve
 from a2c.metrics.results import moving_mean, read_episodes
 from a2c.networks import MlpA2C

@@ -67,7 +67,7 @@ def test_an_answer_through_the_wire_equals_the_networks_own(setting):
     with closing(Predictor(learner, desks, compute)) as predictor:
         for updates in (0, 5):
             learner.updates = updates
-            predictor.refresh()
+            predictor.sync()
             threads = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
             for thread in threads:
                 thread.start()

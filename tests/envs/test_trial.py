@@ -24,7 +24,7 @@ from a2c.run.trainer import Trainer
 
 BREAKOUT = "BreakoutNoFrameskip-v4"
 FLAGS = ["--env", BREAKOUT, "--backend", "sync", "--num-envs", "2", "--network", "small", "--frame-size", "42"]
-FUZZ = Path(__file__).with_name("atari_fuzz.py")
+FUZZ = Path(__file__).parents[1] / "helpers" / "atari_fuzz.py"
 
 
 def game(seed=0, **changes):

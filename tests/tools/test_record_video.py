@@ -18,6 +18,7 @@ from PIL import Image
 
 from a2c.cli import commands as cli
 from a2c.compute.compute import Compute
+from a2c.compute.replica import make_replica
 from a2c.envs.make import row_seeds
 from a2c.envs.single import find_spec, make_env
 from a2c.policy import sample
@@ -51,7 +52,7 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
     config, net, _ = load_policy(run)
     config = replace(config, seed=3, num_envs=1, threads=1)
     with closing(Compute(config)) as compute:
-        net = compute.working_copy(net)  # in the precision in which it was trained
+        net = make_replica(net, compute)  # in the precision in which it was trained
     env = make_env(config, find_spec(config.env), row_seeds(config)[0], render_mode="rgb_array")
     draw, memory, first = torch.Generator().manual_seed(3), None, True
     obs, _ = env.reset(seed=row_seeds(config)[0])
@@ -193,7 +194,7 @@ def test_cartpole_can_be_filmed(tmp_path, capfd):
 
 
 def test_the_documented_install_brings_what_draws_cartpole():
-    root = Path(cli.__file__).parent.parent
+    root = Path(cli.__file__).parents[2]
     needs = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     gymnasium = next(need for need in needs if need.startswith("gymnasium["))
     assert "classic-control" in gymnasium and gymnasium.endswith("<1.5")

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from test_trainer import TINY, TRAIN_PY, rows, tiny
+from runs import TINY, TRAIN_PY, disturbed, rows, tiny
 
 from a2c.cli import commands as cli
 from a2c.metrics.files import CsvTable
@@ -43,22 +43,6 @@ def disk(tmp_path, monkeypatch):
     disk = Disk()
     monkeypatch.setattr("builtins.open", disk.open)
     return disk
-
-
-def disturbed(run_dir, disturb, at=2, **changes):
-    """A run of 480 decisions, `disturb()` called behind its rollout number `at`; the trainer and its exit code."""
-    run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
-    advance, calls = run.advance, []
-
-    def advance_and_disturb():
-        rollout = advance()
-        calls.append(1)
-        if len(calls) == at:
-            disturb()
-        return rollout
-
-    run.advance = advance_and_disturb
-    return run, run.run()
 
 
 def test_rows_wait_while_the_disk_is_full(tmp_path, disk):

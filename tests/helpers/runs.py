@@ -1,0 +1,56 @@
+"""Short runs that the tests share: how they are configured, started, disturbed and read back."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import a2c
+from a2c.config.config import Config
+from a2c.run.trainer import Trainer
+
+HELPERS = str(Path(__file__).parent)  # where an environment that is named in a flag can be imported from
+TRAIN_PY = Path(a2c.__file__).parent.parent / "train.py"
+TIMED = {"seconds", "speed", "share_env", "share_act", "share_learn"}  # columns that hold wall time
+TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1", "--precision", "float32"]
+
+
+def tiny(run_dir, **changes):
+    settings = {"env": "CartPole-v1", "backend": "sync", "num_envs": 4, "threads": 1, "precision": "float32"}
+    return Config(**settings | {"total_env_steps": 480, "run_dir": run_dir, "progress": False} | changes)
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def started(run_dir, *flags):
+    """A run of train.py in a process of its own, with plain lines instead of the display."""
+    args = [sys.executable, str(TRAIN_PY), "--preset", "pong-fast", "--num-envs", "4", "--log-every", "0.2"]
+    args += ["--run-dir", str(run_dir), *flags]
+    return subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent, start_new_session=True
+    )
+
+
+def lived(run_dir, name):
+    """Rows of a CSV file without its wall times."""
+    with open(run_dir / name, newline="", encoding="utf-8") as file:
+        return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
+
+
+def disturbed(run_dir, disturb, at=2, **changes):
+    """A run of 480 decisions, `disturb()` called behind its rollout number `at`; the trainer and its exit code."""
+    run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
+    advance, calls = run.advance, []
+
+    def advance_and_disturb():
+        rollout = advance()
+        calls.append(1)
+        if len(calls) == at:
+            disturb()
+        return rollout
+
+    run.advance = advance_and_disturb
+    return run, run.run()
