@@ -126,9 +126,9 @@ def _unpack_rollout(
 ) -> tuple[Tensor, Tensor, Tensor]:
     envs = rollout.actions.shape[1]
     behind = torch.cat([rollout.next_obs, rollout.final_obs]).to(device)  # [N + K, ...]
-    memory = torch.cat([rollout.next_memory, rollout.final_memory]).to(device)
+    rnn_state = torch.cat([rollout.next_rnn_state, rollout.final_rnn_state]).to(device)
     nowhere = torch.zeros(len(behind), dtype=torch.bool, device=device)  # no episode starts there
-    bootstrap = _flat(step(net, behind, memory, nowhere)[1], len(behind))  # [N + K]
+    bootstrap = _flat(step(net, behind, rnn_state, nowhere)[1], len(behind))  # [N + K]
     next_values = torch.cat([rollout.values[1:].to(device), bootstrap[None, :envs]])  # [T, N]
     t, n = rollout.final_index.to(device).unbind(1)
     next_values[t, n] = bootstrap[envs:]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
-from a2c.envs.vector_env import Episode, GameEnvs
-from a2c.policy import empty_memory, sample, step
+from a2c.envs.vector_env import Episode, MonitoredVectorEnv
+from a2c.policy import initial_state, sample, step
 from a2c.rollout import Rollout
 
 
@@ -27,7 +27,7 @@ class Final(NamedTuple):
     t: int
     n: int
     obs: np.ndarray
-    memory: Tensor
+    rnn_state: Tensor
 
 
 class Collector:
@@ -39,14 +39,14 @@ class Collector:
     """
 
     def __init__(
-        self, groups: Sequence[GameEnvs], net: nn.Module, rollout_steps: int, compute: Compute, seed: int = 0
+        self, groups: Sequence[MonitoredVectorEnv], net: nn.Module, rollout_steps: int, compute: Compute, seed: int = 0
     ) -> None:
         self.groups, self.net, self.rollout_steps, self.compute = list(groups), net, rollout_steps, compute
         self.generators = [torch.Generator(compute.device).manual_seed(seed + 7919 * g) for g in range(len(groups))]
         edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
         self.columns = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         next_obs = self._new_games()
-        self.buffers = Rollout.empty(rollout_steps, next_obs, empty_memory(net, 0).shape[1])
+        self.buffers = Rollout.empty(rollout_steps, next_obs, initial_state(net, 0).shape[1])
         self.buffers.next_obs = next_obs
         self.env_seconds = self.act_seconds = 0.0  # summed over the last collect, mean of the groups
 
@@ -55,7 +55,7 @@ class Collector:
         intact = not any(envs.broken for envs in self.groups)
         return {
             "next_obs": self.buffers.next_obs,
-            "memory": self.buffers.next_memory,
+            "rnn_state": self.buffers.next_rnn_state,
             "starts": self.starts,
             "device": self.compute.device.type,
             "generators": [generator.get_state() for generator in self.generators],
@@ -74,7 +74,7 @@ class Collector:
         if not all([envs.load_state_dict(saved) for envs, saved in zip(self.groups, state["envs"], strict=True)]):
             self.buffers.next_obs.copy_(self._new_games())
             return False
-        mine = {"next_obs": self.buffers.next_obs, "memory": self.buffers.next_memory, "starts": self.starts}
+        mine = {"next_obs": self.buffers.next_obs, "rnn_state": self.buffers.next_rnn_state, "starts": self.starts}
         for name, tensor in mine.items():
             if (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
                 raise ValueError(f"{name} must be {tensor.dtype} {list(tensor.shape)}, got {list(state[name].shape)}")
@@ -102,7 +102,7 @@ class Collector:
             if finals
             else rollout.next_obs[:0]
         )
-        rollout.final_memory = torch.cat([rollout.next_memory[:0], *(f.memory[None] for f in finals)])
+        rollout.final_rnn_state = torch.cat([rollout.next_rnn_state[:0], *(f.rnn_state[None] for f in finals)])
         self.env_seconds = sum(group[2] for group in played) / len(played)
         self.act_seconds = sum(group[3] for group in played) / len(played)
         return rollout
@@ -111,15 +111,15 @@ class Collector:
     def _play(self, g: int) -> tuple[list[Final], list[tuple[int, Episode]], float, float]:
         """One group's part: fills its columns; returns cut-off final observations, games (with t), seconds."""
         buffers, columns, envs = self.buffers, self.columns[g], self.groups[g]
-        obs, starts, memory = buffers.next_obs[columns], self.starts[columns], buffers.next_memory[columns]
-        buffers.memory[columns] = memory
+        obs, starts, rnn_state = buffers.next_obs[columns], self.starts[columns], buffers.next_rnn_state[columns]
+        buffers.rnn_state[columns] = rnn_state
         finals: list[Final] = []
         episodes: list[tuple[int, Episode]] = []
         env_seconds, begin = 0.0, time.perf_counter()
         for t in range(self.rollout_steps):
             buffers.obs[t, columns] = obs
             buffers.starts[t, columns] = starts.to(buffers.obs.device)
-            logits, values, memory = step(self.net, buffers.obs[t, columns], memory, buffers.starts[t, columns])
+            logits, values, rnn_state = step(self.net, buffers.obs[t, columns], rnn_state, buffers.starts[t, columns])
             actions, log_probs = self._sample(logits.float(), self.generators[g])
             buffers.actions[t, columns], buffers.log_probs[t, columns] = actions, log_probs
             buffers.values[t, columns] = values.float().squeeze(1)
@@ -131,10 +131,10 @@ class Collector:
             buffers.terminated[t, columns] = torch.from_numpy(terminated).to(buffers.obs.device)
             buffers.truncated[t, columns] = torch.from_numpy(truncated).to(buffers.obs.device)
             cut = np.flatnonzero(truncated & ~terminated)
-            finals += [Final(t, columns.start + int(n), info["final_obs"][int(n)], memory[n]) for n in cut]
+            finals += [Final(t, columns.start + int(n), info["final_obs"][int(n)], rnn_state[n]) for n in cut]
             episodes += [(t, game._replace(env=columns.start + game.env)) for game in info["episodes"]]
             obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
-        buffers.next_obs[columns], self.starts[columns], buffers.next_memory[columns] = obs, starts, memory
+        buffers.next_obs[columns], self.starts[columns], buffers.next_rnn_state[columns] = obs, starts, rnn_state
         return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds
 
     def _sample(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -49,16 +49,16 @@ class Learner:
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared
-        self.twin = make_replica(self.net, compute, always_copy=shared is not None)
+        self.replica = make_replica(self.net, compute, always_copy=shared is not None)
         self.windows = SlidingWindows(
             config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
         )
         self.env_steps = self.updates = 0
         # What `observe` feeds: a worker of A3C has its own.
         self.statistics: PixelNorm | FrameNorm | None = getattr(self.net, "normalizer", None)
-        self.newest: Update | None = None
-        self.lag = 0.0  # updates between acting and learning, mean over the newest rollout
-        self.reported: dict[str, float] = {}  # metrics of an update of an earlier session or another process
+        self.last_update: Update | None = None
+        self.policy_lag = 0.0  # updates between acting and learning, mean over the newest rollout
+        self.last_metrics: dict[str, float] = {}  # metrics of an update of an earlier session or another process
 
     def learn(self, rollout: Rollout, batches: int | None = None, count: Callable[[], int] | None = None) -> None:
         """One optimiser step on each batch of the rollout (`batches`: so many), then the pixel statistics.
@@ -70,19 +70,21 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
         done: list[Update] = []
-        lags: list[float] = []
-        for batch in self._batches(rollout, batches or self.config.batches_per_rollout):
-            lags.append(self.updates - float(batch.versions.mean()) if isinstance(batch, Rollout) else 0.0)
+        policy_lags: list[float] = []
+        for batch in self._batches(rollout, batches or self.config.num_minibatches):
+            policy_lags.append(self.updates - float(batch.policy_version.mean()) if isinstance(batch, Rollout) else 0.0)
             # Where there is a lag, the policy is no longer the one that acted.
-            done.append(learn(self.net, self.twin, self.optimizer, batch, self.config, self.compute, lags[-1] > 0))
+            done.append(
+                learn(self.net, self.replica, self.optimizer, batch, self.config, self.compute, policy_lags[-1] > 0)
+            )
             self.updates = count() if count else self.updates + 1
         self._check(done)
-        self.lag = sum(lags) / max(1, len(lags))
-        self.newest = done[-1] if done else self.newest
-        self.observe(rollout.obs[::NORMALIZER_STRIDE])
+        self.policy_lag = sum(policy_lags) / max(1, len(policy_lags))
+        self.last_update = done[-1] if done else self.last_update
+        self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += len(rollout)
 
-    def observe(self, obs: torch.Tensor) -> None:
+    def update_normalizer(self, obs: torch.Tensor) -> None:
         """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: of a stack of frames the newest."""
         norm = self.statistics
         if norm is not None:
@@ -90,9 +92,12 @@ class Learner:
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the newest update, of an earlier session's where this one has none yet; empty before the first."""
-        if self.newest is not None:
-            self.reported = {**learning_metrics(self.newest, self.net, self.config), "lag": self.lag}
-        return self.reported
+        if self.last_update is not None:
+            self.last_metrics = {
+                **learning_metrics(self.last_update, self.net, self.config),
+                "policy_lag": self.policy_lag,
+            }
+        return self.last_metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next `learn` depends on; tensors and lists are the live ones."""
@@ -108,11 +113,11 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.net.load_state_dict(state["network"])
-        sync_replica(self.twin, self.net)
+        sync_replica(self.replica, self.net)
         load_optimizer(self.optimizer, state["optimizer"])
         self.windows.load_state_dict(state["windows"])
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        self.newest, self.reported = None, {name: float(value) for name, value in state["learning"].items()}
+        self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["learning"].items()}
 
     def _batches(self, rollout: Rollout, batches: int) -> Iterable[Batch]:
         if self.config.sliding_batch:

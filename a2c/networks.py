@@ -141,19 +141,19 @@ class LstmA2C(nn.Module):
                 self.conv.extend([nn.Conv2d(channels, 32, 3, 2, 1), nn.ELU()])
         self.lstm = nn.LSTMCell(conv_features(self.conv, input_shape), units)
         self.policy, self.value = OutputLayer(units, n_actions), OutputLayer(units, 1)
-        self.memory_size = 2 * units
+        self.rnn_state_size = 2 * units
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, ...]` to `(logits [B, A], values [B, 1])`, with nothing in memory."""
-        logits, values, _ = self.step(obs, torch.zeros(len(obs), self.memory_size, device=obs.device))
+        logits, values, _ = self.step(obs, torch.zeros(len(obs), self.rnn_state_size, device=obs.device))
         return logits, values
 
-    def step(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, obs: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`obs [B, ...]` and `memory [B, M]` to `(logits [B, A], values [B, 1], memory [B, M])`."""
-        return self._remember(self._features(obs), memory)
+        return self._remember(self._features(obs), rnn_state)
 
-    def replay(self, obs: Tensor, starts: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def replay(self, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """`step` for each of `obs [T, N, ...]` in turn, from `memory [N, M]`, which is emptied where `starts [T, N]`.
 
         Returns `(logits [T * N, A], values [T * N, 1])`. The gradient flows through the whole
@@ -162,7 +162,7 @@ class LstmA2C(nn.Module):
         features = self._features(obs.flatten(0, 1)).view(*obs.shape[:2], -1)  # [T, N, F]
         logits, values = [], []
         for t in range(len(obs)):
-            step_logits, step_values, memory = self._remember(features[t], memory * ~starts[t, :, None])
+            step_logits, step_values, rnn_state = self._remember(features[t], rnn_state * ~starts[t, :, None])
             logits.append(step_logits)
             values.append(step_values)
         return torch.cat(logits), torch.cat(values)
@@ -173,8 +173,8 @@ class LstmA2C(nn.Module):
         features: Tensor = self.conv(scale_pixels(obs, self)).flatten(1)
         return features
 
-    def _remember(self, features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden, cell = self.lstm(features, tuple(memory.to(features.dtype).chunk(2, dim=1)))
+    def _remember(self, features: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, cell = self.lstm(features, tuple(rnn_state.to(features.dtype).chunk(2, dim=1)))
         return self.policy(hidden), self.value(hidden), torch.cat([hidden, cell], dim=1)
 
 

@@ -11,31 +11,31 @@ import torch
 from torch import Tensor, nn
 
 
-def empty_memory(net: nn.Module, rows: int, device: str | torch.device = "cpu") -> Tensor:
+def initial_state(net: nn.Module, rows: int, device: str | torch.device = "cpu") -> Tensor:
     """The memory `[rows, M]` in which every episode starts: zeros."""
-    return torch.zeros(rows, getattr(net, "memory_size", 0), device=device)
+    return torch.zeros(rows, getattr(net, "rnn_state_size", 0), device=device)
 
 
-def step(net: nn.Module, obs: Tensor, memory: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def step(net: nn.Module, obs: Tensor, rnn_state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One decision: `(logits [B, A], values [B, 1], memory [B, M])` of `obs [B, ...]`.
 
     `starts [B]`: obs begins an episode, so what came before is forgotten.
     """
-    if memory.shape[1] == 0:
-        return *net(obs), memory
-    logits, values, memory = net.step(obs, memory * ~starts[:, None])  # type: ignore[operator]
-    return logits, values, memory.float()
+    if rnn_state.shape[1] == 0:
+        return *net(obs), rnn_state
+    logits, values, rnn_state = net.step(obs, rnn_state * ~starts[:, None])  # type: ignore[operator]
+    return logits, values, rnn_state.float()
 
 
-def replay(net: nn.Module, obs: Tensor, starts: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+def replay(net: nn.Module, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
     """The decisions of a rollout again, with gradients: `(logits [T * N, A], values [T * N, 1])`.
 
     `obs [T, N, ...]`, `starts [T, N]`, and the `memory [N, M]` that was carried into obs[0].
     """
-    if memory.shape[1] == 0:
+    if rnn_state.shape[1] == 0:
         logits, values = net(obs.flatten(0, 1))
     else:
-        logits, values = net.replay(obs, starts, memory)  # type: ignore[operator]
+        logits, values = net.replay(obs, starts, rnn_state)  # type: ignore[operator]
     return logits, values
 
 

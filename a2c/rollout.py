@@ -15,7 +15,7 @@ WINDOWS = (  # fields of shape [T, N, ...]
     *("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "log_probs"),
 )
 
-AROUND = ("memory", "next_obs", "next_memory", "final_index", "final_obs", "final_memory")
+AROUND = ("rnn_state", "next_obs", "next_rnn_state", "final_index", "final_obs", "final_rnn_state")
 
 
 @dataclass
@@ -51,17 +51,17 @@ class Rollout:
     starts: Tensor
     values: Tensor
     log_probs: Tensor
-    memory: Tensor
-    versions: Tensor
+    rnn_state: Tensor
+    policy_version: Tensor
     next_obs: Tensor
-    next_memory: Tensor
+    next_rnn_state: Tensor
     final_index: Tensor
     final_obs: Tensor
-    final_memory: Tensor
+    final_rnn_state: Tensor
     episodes: list[Episode] = field(default_factory=list)
 
     @staticmethod
-    def empty(steps: int, like: Tensor, memory_size: int = 0) -> Rollout:
+    def empty(steps: int, like: Tensor, rnn_state_size: int = 0) -> Rollout:
         """Buffers for `steps` decisions of the environments that gave the observations `like [N, ...]`."""
         num_envs, *obs_shape = like.shape
 
@@ -77,13 +77,13 @@ class Rollout:
             starts=make(torch.bool, steps, num_envs),
             values=make(torch.float32, steps, num_envs),
             log_probs=make(torch.float32, steps, num_envs),
-            memory=make(torch.float32, num_envs, memory_size),
-            versions=torch.zeros(num_envs, dtype=torch.float64),  # on the host, where it is read
+            rnn_state=make(torch.float32, num_envs, rnn_state_size),
+            policy_version=torch.zeros(num_envs, dtype=torch.float64),  # on the host, where it is read
             next_obs=make(like.dtype, num_envs, *obs_shape),
-            next_memory=make(torch.float32, num_envs, memory_size),
+            next_rnn_state=make(torch.float32, num_envs, rnn_state_size),
             final_index=make(torch.int64, 0, 2),
             final_obs=make(like.dtype, 0, *obs_shape),
-            final_memory=make(torch.float32, 0, memory_size),
+            final_rnn_state=make(torch.float32, 0, rnn_state_size),
         )
 
     def check(self) -> None:
@@ -98,7 +98,7 @@ class Rollout:
                 "final_index must name each step (t, n) that is truncated and not terminated once, "
                 f"got {self.final_index.tolist()} for {wanted.tolist()}"
             )
-        for name in ("final_obs", "final_memory"):
+        for name in ("final_obs", "final_rnn_state"):
             if len(getattr(self, name)) != len(wanted):
                 raise ValueError(f"{name} must have a row for each of final_index, got {len(getattr(self, name))}")
 
@@ -114,20 +114,20 @@ class Rollout:
         views = {name: getattr(self, name)[:, low:high] for name in WINDOWS}
         return Rollout(
             **views,
-            memory=self.memory[low:high],
-            versions=self.versions[low:high],
+            rnn_state=self.rnn_state[low:high],
+            policy_version=self.policy_version[low:high],
             next_obs=self.next_obs[low:high],
-            next_memory=self.next_memory[low:high],
+            next_rnn_state=self.next_rnn_state[low:high],
             final_index=index,
             final_obs=self.final_obs[mine],
-            final_memory=self.final_memory[mine],
+            final_rnn_state=self.final_rnn_state[mine],
             episodes=[game._replace(env=game.env - low) for game in self.episodes if low <= game.env < high],
         )
 
     @staticmethod
     def join(rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the same length side by side, as one; what `split` took apart."""
-        edges = list(accumulate((len(r.versions) for r in rollouts), initial=0))[:-1]
+        edges = list(accumulate((len(r.policy_version) for r in rollouts), initial=0))[:-1]
         index = [
             r.final_index + torch.tensor([0, low], device=r.final_index.device)
             for r, low in zip(rollouts, edges, strict=True)
@@ -141,8 +141,8 @@ class Rollout:
 
     def to(self, device: torch.device) -> Rollout:
         """The same rollout on `device`; what is read on the host stays there."""
-        moved = {name: getattr(self, name).to(device) for name in (*WINDOWS, *AROUND)}
-        return Rollout(**moved, versions=self.versions, episodes=self.episodes)
+        off_policy = {name: getattr(self, name).to(device) for name in (*WINDOWS, *AROUND)}
+        return Rollout(**off_policy, policy_version=self.policy_version, episodes=self.episodes)
 
     def __len__(self) -> int:
         return self.actions.numel()

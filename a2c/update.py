@@ -31,12 +31,12 @@ class Update(NamedTuple):
 
 def learn(
     net: nn.Module,
-    twin: nn.Module,
+    replica: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     config: Config,
     compute: Compute,
-    moved: bool = True,
+    off_policy: bool = True,
 ) -> Update:
     """Take one optimiser step on `batch` and report it.
 
@@ -49,7 +49,9 @@ def learn(
     """
     parts = shard(batch, compute)
     shares = [len(part) / len(batch) for part in parts]
-    results = compute.map(lambda part, share: _gradients(twin, part, share, config, compute, moved), parts, shares)
+    results = compute.map(
+        lambda part, share: _gradients(replica, part, share, config, compute, off_policy), parts, shares
+    )
     parameters = list(net.parameters())
     for parameter, *gradients in zip(parameters, *(r[0] for r in results), strict=True):
         if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
@@ -59,7 +61,7 @@ def learn(
             parameter.grad.add_(gradient)
     grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
     optimizer.step()
-    sync_replica(twin, net)
+    sync_replica(replica, net)
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * share for term, share in zip(terms, shares, strict=True)]).sum()
@@ -78,7 +80,7 @@ def shard(batch: Batch, compute: Compute) -> Sequence[Batch]:
 
 
 def _gradients(
-    net: nn.Module, batch: Batch, share: float, config: Config, compute: Compute, moved: bool
+    net: nn.Module, batch: Batch, share: float, config: Config, compute: Compute, off_policy: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
     """Gradients, times `share`, and terms of the mean loss of one shard; touches no `.grad`: threads may meet here."""
     states, actions, returns = unpack_views(
@@ -92,11 +94,11 @@ def _gradients(
     )
     if isinstance(batch, Rollout):
         obs = states.view(*batch.actions.shape, *states.shape[1:])
-        logits, values = replay(net, obs, batch.starts.to(compute.device), batch.memory.to(compute.device))
+        logits, values = replay(net, obs, batch.starts.to(compute.device), batch.rnn_state.to(compute.device))
     else:
         logits, values = net(states)
     behaviour = None
-    if moved and isinstance(batch, Rollout):
+    if off_policy and isinstance(batch, Rollout):
         behaviour = batch.log_probs.flatten().to(compute.device)
     loss = a2c_loss(
         logits,

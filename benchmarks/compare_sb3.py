@@ -106,7 +106,7 @@ def compare(options: Options, rest: list[str]) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
         for name, spec in specs.items():
-            say(f"starting {name}")
+            message(f"starting {name}")
             running[name] = Contender(name, spec)
             stack.callback(running[name].kill)
             started = running[name].answer(START_TIMEOUT)
@@ -114,7 +114,7 @@ def compare(options: Options, rest: list[str]) -> dict[str, Any]:
                 label = f"{name}, {n or 'default'} torch threads" if spec["kind"] == "sb3" else name
                 rows[label] = {"contender": name, "order": n, **started, "speeds": []}
         for turn in range(options.rounds + 1):  # round 0 warms up
-            say(f"round {turn} of {options.rounds}" if turn else "warming up")
+            message(f"round {turn} of {options.rounds}" if turn else "warming up")
             for row in rows.values():
                 seconds = options.seconds if turn else min(options.seconds, 5.0)
                 done = running[row["contender"]].ask({"seconds": seconds, "threads": row["order"]})
@@ -179,7 +179,7 @@ def report(figures: dict[str, Any]) -> None:
         console.print(f"{name}: {ratio:.2f}", soft_wrap=True)
 
 
-def say(text: str) -> None:
+def message(text: str) -> None:
     """Progress, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
@@ -187,14 +187,14 @@ def say(text: str) -> None:
 def main() -> int:
     """Parse the flags, compare, print, write; returns the exit code."""
     if importlib.util.find_spec("stable_baselines3") is None:
-        say('error: stable-baselines3 is not installed: pip install -e ".[bench]"')
+        message('error: stable-baselines3 is not installed: pip install -e ".[bench]"')
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the contenders are killed
     options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
     try:
         figures = compare(options, rest)
     except (ValueError, RuntimeError, OSError) as error:
-        say(f"error: {error}")
+        message(f"error: {error}")
         return 2
     report(figures)
     if options.json is not None:

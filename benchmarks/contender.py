@@ -28,10 +28,10 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, 
     training = Trainer(parse_config(spec["args"]))
     training.start()
     config, precision = training.config, str(training.compute.precision).removeprefix("torch.")
-    batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.batches_per_rollout
+    batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.num_minibatches
     network = type(training.learner.net).__name__
     return (
-        lambda: training.advance().env_steps,
+        lambda: training.training_step().env_steps,
         training.close,
         f"{config.num_envs} envs, {network}, {precision}, batch {batch}",
         precision,
@@ -50,13 +50,13 @@ def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, s
     model = A2C("CnnPolicy", envs, n_steps=5, device="cuda" if spec["cuda"] else "cpu", seed=0)
     batch = model.n_steps * envs.num_envs
 
-    def advance() -> int:
+    def training_step() -> int:
         before = model.num_timesteps
         model.learn(total_timesteps=max(1, 2000 // batch) * batch, reset_num_timesteps=False)
         return model.num_timesteps - before
 
     return (
-        advance,
+        training_step,
         envs.close,
         f"{envs.num_envs} envs, {type(model.policy).__name__}, float32, batch {batch}",
         "float32",
@@ -73,17 +73,17 @@ def main(spec: dict[str, Any]) -> int:
 
     began = time.perf_counter()
     try:
-        advance, close, note, precision = (build_ours if spec["kind"] == "ours" else build_sb3)(spec)
+        training_step, close, note, precision = (build_ours if spec["kind"] == "ours" else build_sb3)(spec)
         import torch
         from common import window
 
         default_threads = torch.get_num_threads()
-        advance()
+        training_step()
         reply({"note": note, "precision": precision, "start": time.perf_counter() - began})
         for line in sys.stdin:
             order = json.loads(line)
             torch.set_num_threads(order["threads"] or default_threads)
-            steps, seconds = window(advance, order["seconds"])
+            steps, seconds = window(training_step, order["seconds"])
             reply({"steps": steps, "seconds": seconds, "threads": torch.get_num_threads()})
         close()
     except Exception as error:

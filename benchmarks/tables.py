@@ -87,9 +87,9 @@ def sb3(group: Path) -> str:
         best = max(row["median"] for row in contenders if row["contender"].startswith("SB3"))
         for row in contenders:
             speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
-            ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
+            ratio, start, rnn_state = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
             what = f"{row['contender'].removesuffix(' 50 envs')} ({row['note']})"  # the note has the precision
-            rows.append((instructions, what, speed, ratio, start, memory))
+            rows.append((instructions, what, speed, ratio, start, rnn_state))
     return measured(machines) + table(header, rows)
 
 

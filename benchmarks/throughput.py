@@ -43,7 +43,7 @@ from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.make import make_envs, make_groups
-from a2c.envs.vector_env import GameEnvs
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.policy import sample
 from a2c.rollout import Rollout
 from a2c.run.trainer import Trainer
@@ -66,7 +66,7 @@ class Options:
     """Write every figure to this file (path)."""
 
 
-def close(groups: Sequence[GameEnvs], compute: Compute) -> None:
+def close(groups: Sequence[MonitoredVectorEnv], compute: Compute) -> None:
     """End environments and threads."""
     for envs in groups:
         envs.close()
@@ -86,10 +86,10 @@ def time_to_first_step(config: Config) -> float:
         close(groups, compute)
 
 
-def step_envs(groups: Sequence[GameEnvs], compute: Compute, rng: np.random.Generator) -> int:
+def step_envs(groups: Sequence[MonitoredVectorEnv], compute: Compute, rng: np.random.Generator) -> int:
     """Play `STEPS` random decisions in every environment, each group in its compute thread."""
 
-    def play(envs: GameEnvs, actions: np.ndarray) -> None:
+    def play(envs: MonitoredVectorEnv, actions: np.ndarray) -> None:
         for row in actions:
             envs.step(row)
 
@@ -106,9 +106,9 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
         generator = torch.Generator(trainer.compute.device).manual_seed(0)
         for rollout in rollouts:
             for obs in rollout.obs[:, mine]:
-                logits, _ = trainer.learner.twin(obs)
+                logits, _ = trainer.learner.replica(obs)
                 sample(logits.float(), generator)[0].cpu()
-            trainer.learner.twin(rollout.next_obs[mine])
+            trainer.learner.replica(rollout.next_obs[mine])
 
     trainer.compute.map(play, columns)
     return sum(len(rollout) for rollout in rollouts)
@@ -123,17 +123,17 @@ def replay(trainer: Trainer, rollouts: Sequence[Rollout]) -> int:
 
 def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], int]]:
     """What takes turns: from a name to a function that does one pass and returns its decisions."""
-    rng, collector = np.random.default_rng(0), training.driver.collector
+    rng, collector = np.random.default_rng(0), training.algorithm.collector
     # A vanishing step size costs the same and keeps the policy that acted.
     config = replace(training.config, learning_rate=1e-12)
     recorded = [copy.deepcopy(collector.collect()) for _ in range(-(-STEPS // collector.rollout_steps))]
     learner = Trainer(config)
     stack.callback(learner.close)
     stages: dict[str, Callable[[], int]] = {
-        "environments": partial(step_envs, training.driver.groups, training.compute, rng),
+        "environments": partial(step_envs, training.algorithm.groups, training.compute, rng),
         "acting": partial(act, learner, collector.columns, recorded),
         "learning": partial(replay, learner, recorded),
-        "end to end": lambda: training.advance().env_steps,
+        "end to end": lambda: training.training_step().env_steps,
     }
     if training.compute.device.type == "cuda":
         return stages
@@ -194,11 +194,11 @@ def run(options: Options, config: Config) -> dict[str, Any]:
     machine = machine_facts()  # asks torch for its threads before a run sets them
     startup = time_to_first_step(config)
     with ExitStack() as stack:
-        with PeakMemory(os.getpid()) as memory:
+        with PeakMemory(os.getpid()) as rnn_state:
             training = Trainer(config)
             stack.callback(training.close)
             training.start()
-            window(lambda: training.advance().env_steps, min(options.seconds, 3.0))
+            window(lambda: training.training_step().env_steps, min(options.seconds, 3.0))
         speeds = measure(make_stages(training, stack), options.seconds, options.rounds)
         precision = str(training.compute.precision).removeprefix("torch.")
     median = {name: statistics.median(values) for name, values in speeds.items()}
@@ -217,8 +217,8 @@ def run(options: Options, config: Config) -> dict[str, Any]:
         "core_bound": bound,
         "share_of_core_bound": bound and median["end to end"] / bound,
         "startup_seconds": startup,
-        "peak_pss_mb": memory.pss,
-        "peak_rss_mb": memory.rss,
+        "peak_pss_mb": rnn_state.pss,
+        "peak_rss_mb": rnn_state.rss,
     }
 
 

@@ -47,7 +47,7 @@ def random_rollout(steps: int, envs: int, seed: int, rate: float = 0.25) -> Roll
     rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < rate for _ in FLAGS)
     rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
     rollout.final_obs = torch.randint(0, 256, (len(rollout.final_index), 4), generator=draw, dtype=torch.uint8)
-    rollout.final_memory = torch.zeros(len(rollout.final_index), 0)
+    rollout.final_rnn_state = torch.zeros(len(rollout.final_index), 0)
     rollout.values = Toy()(rollout.obs.flatten(0, 1))[1].detach().reshape(steps, envs)
     return rollout
 
@@ -76,13 +76,13 @@ def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
     mine = (rollout.final_index[:, 0] >= low) & (rollout.final_index[:, 0] < high)
     return Rollout(
         *(getattr(rollout, name)[low:high].clone() for name in names),
-        memory=rollout.memory,
-        versions=rollout.versions,
+        rnn_state=rollout.rnn_state,
+        policy_version=rollout.policy_version,
         next_obs=next_obs.clone(),
-        next_memory=rollout.next_memory,
+        next_rnn_state=rollout.next_rnn_state,
         final_index=rollout.final_index[mine] - torch.tensor([low, 0]),
         final_obs=rollout.final_obs[mine],
-        final_memory=rollout.final_memory[mine],
+        final_rnn_state=rollout.final_rnn_state[mine],
     )
 
 
@@ -108,7 +108,7 @@ def test_a_rollout_bootstraps_from_values_final_and_next_observations():
     rollout.next_obs[0, 0] = 40
     rollout.truncated[1, 0] = True
     rollout.final_index, rollout.final_obs = torch.tensor([[1, 0]]), torch.tensor([[99, 0, 0, 0]], dtype=torch.uint8)
-    rollout.final_memory = torch.zeros(1, 0)
+    rollout.final_rnn_state = torch.zeros(1, 0)
     net = Toy((1.0, 0.0, 0.0, 0.0))
     returns = unpack_batch(rollout, net, gamma=0.5, gae_lambda=0.0)[2]
     assert returns.tolist() == [10.0, 49.5, 20.0]  # half of V(obs[1]) = 20, of V(final) = 99, of V(next_obs) = 40
@@ -174,7 +174,7 @@ def test_sliding_windows_by_hand():
     rollout.rewards[:, 0] = 2.0 ** torch.arange(10)
     rollout.terminated[4], rollout.truncated[6] = True, True
     rollout.final_index, rollout.final_obs = torch.tensor([[6, 0]]), torch.tensor([[99]], dtype=torch.uint8)
-    rollout.final_memory = torch.zeros(1, 0)
+    rollout.final_rnn_state = torch.zeros(1, 0)
     windows = SlidingWindows(1, reward_steps=3, batch_size=2, gamma=0.5, reward_clip=0.0)
     first, second = windows.push(time_slice(rollout, 0, 9)), windows.push(time_slice(rollout, 9, 10))
 
@@ -359,7 +359,7 @@ def test_training_unpacks_without_a_copy():
 
 def drop(rollout: Rollout, *keep: int) -> None:
     """Leave the entries `keep` of the index of final observations."""
-    for name in ("final_index", "final_obs", "final_memory"):
+    for name in ("final_index", "final_obs", "final_rnn_state"):
         setattr(rollout, name, getattr(rollout, name)[list(keep)])
 
 
@@ -378,7 +378,7 @@ def shift(rollout: Rollout, by: list[int]) -> None:
         lambda rollout: shift(rollout, [0, -4]),
         lambda rollout: rollout.terminated.logical_or_(rollout.truncated),
         lambda rollout: setattr(rollout, "final_obs", rollout.final_obs[:1]),  # would broadcast
-        lambda rollout: setattr(rollout, "final_memory", rollout.final_memory[:1]),
+        lambda rollout: setattr(rollout, "final_rnn_state", rollout.final_rnn_state[:1]),
     ],
 )
 def test_a_cut_off_step_without_its_final_observation_is_refused(spoil):
@@ -386,7 +386,7 @@ def test_a_cut_off_step_without_its_final_observation_is_refused(spoil):
     rollout = blank(3, 4)
     rollout.truncated[1, 2] = rollout.truncated[2, 1] = True
     rollout.final_index = rollout.truncated.nonzero()
-    rollout.final_obs, rollout.final_memory = torch.ones(2, 4, dtype=torch.uint8), torch.zeros(2, 0)
+    rollout.final_obs, rollout.final_rnn_state = torch.ones(2, 4, dtype=torch.uint8), torch.zeros(2, 0)
     drop(rollout, 1, 0)  # their order does not matter
     unpack_batch(rollout, Toy())
     spoil(rollout)

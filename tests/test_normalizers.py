@@ -65,9 +65,9 @@ def test_pixel_statistics_move_as_they_should_after_very_many_frames(count):
         mean, total = mean + share * delta, total + len(batch)
     assert int(norm.count) == total == count + 10_000
     for got, want, old in ((norm.mean, mean, before[0]), (norm.var, var, before[1])):
-        moved = want - old
-        assert np.abs(moved).min() > 0
-        np.testing.assert_allclose(got.numpy() - old, moved, rtol=1e-4, atol=1e-6 * np.abs(moved).max())
+        off_policy = want - old
+        assert np.abs(off_policy).min() > 0
+        np.testing.assert_allclose(got.numpy() - old, off_policy, rtol=1e-4, atol=1e-6 * np.abs(off_policy).max())
 
 
 def test_ten_thousand_frames_are_normalised_as_numpy_would():
@@ -91,7 +91,7 @@ def test_each_colour_has_its_own_statistics(colour_env, network):
     obs = torch.cat([obs, torch.full((8, 4, 1, SIZE, SIZE), 255, dtype=torch.uint8)], dim=2)  # [T, N, 3, S, S]
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, stacked=spaces.stacked)
-    learner.observe(obs)
+    learner.update_normalizer(obs)
     norm, frames = learner.net.normalizer, obs.flatten(0, 1).numpy().astype(np.float64)
     if isinstance(norm, FrameNorm):
         mean, std = frames.mean((1, 2, 3)), frames.std((1, 2, 3))

@@ -51,7 +51,7 @@ def rollouts(compute, net, number, steps=6, ends="truncated"):
 
 
 def again(net, rollout):
-    return replay(net, rollout.obs, rollout.starts, rollout.memory)
+    return replay(net, rollout.obs, rollout.starts, rollout.rnn_state)
 
 
 def test_replaying_a_rollout_equals_the_steps_that_were_taken(compute):
@@ -67,8 +67,8 @@ def test_the_replay_would_differ_without_memory_or_with_one_that_is_never_emptie
     # Otherwise the test above could not fail.
     net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
     values = again(net, rollout)[1]
-    assert not torch.allclose(values, replay(net, rollout.obs, rollout.starts, 0 * rollout.memory)[1], atol=1e-3)
-    assert not torch.allclose(values, replay(net, rollout.obs, 0 * rollout.starts > 0, rollout.memory)[1], atol=1e-3)
+    assert not torch.allclose(values, replay(net, rollout.obs, rollout.starts, 0 * rollout.rnn_state)[1], atol=1e-3)
+    assert not torch.allclose(values, replay(net, rollout.obs, 0 * rollout.starts > 0, rollout.rnn_state)[1], atol=1e-3)
 
 
 def test_a_memory_is_what_happened_since_the_episode_began_and_nothing_before(compute):
@@ -78,9 +78,9 @@ def test_a_memory_is_what_happened_since_the_episode_began_and_nothing_before(co
     for n in range(3):
         for t in range(len(obs)):
             begin = max(s for s in range(t + 1) if starts[s, n])
-            memory = torch.zeros(1, net.memory_size)
+            rnn_state = torch.zeros(1, net.rnn_state_size)
             for s in range(begin, t + 1):
-                _, value, memory = net.step(obs[s, n][None], memory)
+                _, value, rnn_state = net.step(obs[s, n][None], rnn_state)
             torch.testing.assert_close(value.squeeze(), values[t, n])
 
 
@@ -93,9 +93,9 @@ def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
     torch.testing.assert_close(next_values[-1, 2], second.values[0, 2])  # its episode goes on
     for (t, n), obs in zip(first.final_index.tolist(), first.final_obs, strict=True):
         begin = max(s for s in range(t + 1) if first.starts[s, n])
-        memory = torch.zeros(1, net.memory_size)
+        rnn_state = torch.zeros(1, net.rnn_state_size)
         for seen in (*first.obs[begin : t + 1, n], obs):
-            _, value, memory = net.step(seen[None], memory)
+            _, value, rnn_state = net.step(seen[None], rnn_state)
         torch.testing.assert_close(next_values[t, n], value.squeeze())
     assert len(first.final_index) == (3 if ends == "truncated" else 0)
     for mine, parts in zip(first.split(3), next_values.split(1, dim=1), strict=True):
@@ -104,9 +104,9 @@ def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
 
 def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(compute):
     net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
-    assert not rollout.memory.requires_grad  # nothing reaches the rollout before
+    assert not rollout.rnn_state.requires_grad  # nothing reaches the rollout before
     obs = rollout.obs.clone().requires_grad_()
-    values = replay(net, obs, rollout.starts, rollout.memory)[1].unflatten(0, (6, 3))
+    values = replay(net, obs, rollout.starts, rollout.rnn_state)[1].unflatten(0, (6, 3))
     for n in range(3):
         (gradient,) = torch.autograd.grad(values[-1, n].sum(), obs, retain_graph=True)
         begin = max((s for s in range(6) if rollout.starts[s, n]), default=0)
@@ -118,10 +118,10 @@ def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(c
 def test_split_and_join_keep_each_memory_with_its_environment(compute):
     rollout = rollouts(compute, lstm(), 2)[1]
     parts = rollout.split(3)
-    assert [part.memory.shape for part in parts] == [(1, 14)] * 3
+    assert [part.rnn_state.shape for part in parts] == [(1, 14)] * 3
     joined = Rollout.join(parts)
     for name, value in vars(joined).items():
-        if name not in ("episodes", "final_index", "final_obs", "final_memory"):
+        if name not in ("episodes", "final_index", "final_obs", "final_rnn_state"):
             assert torch.equal(value, getattr(rollout, name)), name
     finals = {tuple(i): o.tolist() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
     assert {tuple(i): o.tolist() for i, o in zip(joined.final_index.tolist(), joined.final_obs, strict=True)} == finals
@@ -157,18 +157,18 @@ class RecallEnv(CountingEnv):
         return obs, float(rest[0] and action == wanted), *rest
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(compute, memory):
+@pytest.mark.parametrize("rnn_state", [True, False])
+def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(compute, rnn_state):
     torch.manual_seed(0)
     net = LstmA2C((3,), 2, 8)
-    if not memory:
-        net.memory_size = 0  # the same network, forgetting after every decision
+    if not rnn_state:
+        net.rnn_state_size = 0  # the same network, forgetting after every decision
     config = Config(
         precision="float32", threads=1, gamma=1.0, rollout_steps=8, learning_rate=0.02, adam_eps=1e-5, entropy_coef=0.0
     )
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     collector = Collector([vector(*(RecallEnv(i) for i in range(16)))], net, 8, compute)
-    if not memory:
+    if not rnn_state:
         net.forward = lambda obs: net.step(obs, torch.zeros(len(obs), 16))[:2]
     scores = []
     for _ in range(200):
@@ -176,7 +176,7 @@ def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(comput
         scores.append(float(rollout.rewards.sum()) / 32)  # 32 episodes end in a rollout
         learn(net, net, optimizer, rollout, config, compute)
     mean = sum(scores[-20:]) / 20
-    assert mean > 0.9 if memory else mean < 0.65
+    assert mean > 0.9 if rnn_state else mean < 0.65
 
 
 def test_frame_norm_equals_the_formula_frame_by_frame():
@@ -223,9 +223,9 @@ def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
     seen, act = [], LstmA2C.step
 
-    def step(net, obs, memory):
-        seen.append((memory == 0).all(dim=1))
-        return act(net, obs, memory)
+    def step(net, obs, rnn_state):
+        seen.append((rnn_state == 0).all(dim=1))
+        return act(net, obs, rnn_state)
 
     monkeypatch.setattr(LstmA2C, "step", step)
     scores = evaluate(tmp_path / "run", 3)
@@ -236,5 +236,5 @@ def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
 
 def test_memories_are_in_the_checkpoint(tmp_path):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
-    memory = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["memory"]
-    assert memory.shape == (16, 32) and memory.abs().sum() > 0
+    rnn_state = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["rnn_state"]
+    assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0

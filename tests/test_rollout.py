@@ -167,12 +167,16 @@ def test_games_travel_with_the_environment_that_they_ended_in(compute):
 def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
     # A tensor on the device "meta" has no numbers, so nothing that was left behind can pass for it.
     rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect()
-    moved = rollout.to(torch.device("meta"))
-    assert rollout.episodes and moved.episodes == rollout.episodes and moved.versions is rollout.versions
-    tensors = {name: value for name, value in vars(rollout).items() if name not in ("episodes", "versions")}
+    off_policy = rollout.to(torch.device("meta"))
+    assert (
+        rollout.episodes
+        and off_policy.episodes == rollout.episodes
+        and off_policy.policy_version is rollout.policy_version
+    )
+    tensors = {name: value for name, value in vars(rollout).items() if name not in ("episodes", "policy_version")}
     assert len(tensors) == 14
     for name, before in tensors.items():
-        after = getattr(moved, name)
+        after = getattr(off_policy, name)
         assert (after.device.type, after.shape, after.dtype) == ("meta", before.shape, before.dtype), name
     back = rollout.to(torch.device("cpu"))
     assert all(torch.equal(getattr(back, name), before) for name, before in tensors.items())

@@ -17,7 +17,7 @@ from a2c.envs.make import make_envs
 from a2c.learner import Learner
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
-from a2c.policy import empty_memory, replay
+from a2c.policy import initial_state, replay
 from a2c.rollout import Rollout
 from a2c.update import Update, learn, learning_rate, make_optimizer
 
@@ -49,7 +49,7 @@ def random_rollout(steps: int = 6, envs: int = 11, seed: int = 0) -> Rollout:
     rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < 0.2 for _ in range(2))
     rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
     rollout.final_obs = torch.randn(len(rollout.final_index), 4, generator=draw)
-    rollout.final_memory = torch.zeros(len(rollout.final_index), 0)
+    rollout.final_rnn_state = torch.zeros(len(rollout.final_index), 0)
     return rollout
 
 
@@ -62,8 +62,8 @@ def train(net: MlpA2C, batches: list, config: Config, optimizer: torch.optim.Opt
     """Learn the batches one after the other; `net` is changed in place."""
     optimizer = optimizer or make_optimizer(net, config)
     with closing(Compute(config)) as compute:
-        twin = make_replica(net, compute)
-        return [learn(net, twin, optimizer, batch, config, compute) for batch in batches]
+        replica = make_replica(net, compute)
+        return [learn(net, replica, optimizer, batch, config, compute) for batch in batches]
 
 
 def flat(net: MlpA2C) -> Tensor:
@@ -102,16 +102,16 @@ def test_clip_and_step_equal_plain_torch():
 
 @pytest.mark.parametrize("log_eps", [None, 0.2])
 @pytest.mark.parametrize("moved", [False, True])
-def test_the_lag_and_its_guard_reach_the_loss(moved, log_eps):
+def test_the_lag_and_its_guard_reach_the_loss(off_policy, log_eps):
     net, rollout = make_net(), random_rollout()
     states, actions, returns = unpack_batch(rollout, net, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
-    behaviour = rollout.log_probs.flatten() if moved else None
+    behaviour = rollout.log_probs.flatten() if off_policy else None
     expected = a2c_loss(*net(states), actions, returns, log_eps=log_eps or 0.0, behaviour_log_probs=behaviour)
     config = replace(CONFIG, log_eps=log_eps)
     with closing(Compute(config)) as compute:
-        loss = learn(net, net, make_optimizer(net, config), rollout, config, compute, moved).loss
+        loss = learn(net, net, make_optimizer(net, config), rollout, config, compute, off_policy).loss
     torch.testing.assert_close((loss.policy, loss.ratio), (expected.policy, expected.ratio))
-    assert (float(loss.ratio) < 1) == moved
+    assert (float(loss.ratio) < 1) == off_policy
 
 
 @pytest.mark.parametrize(("bound", "clipped"), [(0.05, True), (100.0, False)])
@@ -175,7 +175,7 @@ def test_a_list_is_learned_like_the_rollout_of_the_same_experience():
     nets, rollout = [make_net(), make_net()], random_rollout(steps=1, envs=40)
     rollout.terminated[:], rollout.truncated[:] = False, False
     rollout.final_index, rollout.final_obs = rollout.final_index[:0], rollout.final_obs[:0]
-    rollout.final_memory = rollout.final_memory[:0]
+    rollout.final_rnn_state = rollout.final_rnn_state[:0]
     with torch.no_grad():
         log_probs = nets[0](rollout.obs[0])[0].log_softmax(1)
     rollout.log_probs = log_probs.gather(1, rollout.actions[0][:, None]).T
@@ -226,17 +226,17 @@ def test_bfloat16_twin_follows_the_float32_master():
     master = make_net()
     before, optimizer = flat(master), make_optimizer(master, config)
     with closing(Compute(config)) as compute:
-        twin = make_replica(master, compute)
+        replica = make_replica(master, compute)
         for seed in range(3):
-            update = learn(master, twin, optimizer, random_rollout(seed=seed), config, compute)
+            update = learn(master, replica, optimizer, random_rollout(seed=seed), config, compute)
     outputs = {"policy.4.weight", "policy.4.bias", "value.4.weight", "value.4.bias"}
-    assert twin is not master
-    for name, parameter in twin.named_parameters():
+    assert replica is not master
+    for name, parameter in replica.named_parameters():
         assert parameter.dtype == (torch.float32 if name in outputs else torch.bfloat16), name
     assert {p.dtype for p in master.parameters()} == {p.grad.dtype for p in master.parameters()} == {torch.float32}
     assert not torch.equal(flat(master), before)
     assert not torch.equal(flat(master).bfloat16().float(), flat(master))  # the master keeps its fine digits
-    for mine, theirs in zip(twin.parameters(), master.parameters(), strict=True):
+    for mine, theirs in zip(replica.parameters(), master.parameters(), strict=True):
         assert torch.equal(mine, theirs.to(mine.dtype))
     assert update.loss.total.dtype == torch.float32
 
@@ -255,11 +255,11 @@ def test_the_working_copy_shares_the_pixel_statistics():
     net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
     with closing(Compute(CONFIG)) as exact, closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
         assert make_replica(net, exact) is net
-        twin = make_replica(net, compute)
+        replica = make_replica(net, compute)
     net.normalizer.update(torch.randint(0, 256, (9, 42, 42), dtype=torch.uint8))
-    assert torch.equal(twin.normalizer.mean, net.normalizer.mean)
-    assert {x.dtype for x in (twin.normalizer.mean, twin.normalizer.var)} == {torch.float64}
-    assert twin.conv(torch.zeros(2, 4, 42, 42, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert torch.equal(replica.normalizer.mean, net.normalizer.mean)
+    assert {x.dtype for x in (replica.normalizer.mean, replica.normalizer.var)} == {torch.float64}
+    assert replica.conv(torch.zeros(2, 4, 42, 42, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_values_are_finer_than_bfloat16(network, shape):
         last.bias.fill_(90.0)
     obs = torch.randint(0, 256, (2, 16, *shape), dtype=torch.uint8)
     with closing(Compute(config)) as compute, torch.no_grad():
-        twin = make_replica(net, compute)
-        outputs = [*twin(obs[0]), *replay(twin, obs, torch.zeros(2, 16).bool(), empty_memory(net, 16))]
+        replica = make_replica(net, compute)
+        outputs = [*replica(obs[0]), *replay(replica, obs, torch.zeros(2, 16).bool(), initial_state(net, 16))]
     assert [x.dtype for x in outputs] == [torch.float32] * 4
     for values in outputs[1::2]:
         assert len(values.unique()) > 10 and (values != values.bfloat16()).float().mean() > 0.5
@@ -295,11 +295,11 @@ def test_a_baseline_of_large_returns_is_learned_in_bfloat16_as_in_float32():
             net.value[-1].bias.fill_(89.0)
         optimizer = torch.optim.Adam(net.parameters(), 3e-3)
         with closing(Compute(config)) as compute:
-            twin = make_replica(net, compute)
+            replica = make_replica(net, compute)
             for step in range(300):
                 optimizer.param_groups[0]["lr"] = 3e-3 * (1 - step / 300)
-                learn(net, twin, optimizer, batch, config, compute)
+                learn(net, replica, optimizer, batch, config, compute)
             with torch.no_grad():
-                errors[precision] = float((twin(obs)[1][:, 0].float() - returns).std())
+                errors[precision] = float((replica(obs)[1][:, 0].float() - returns).std())
     assert errors["float32"] < 0.05 < returns.std(), errors
     assert errors["bfloat16"] < 1.2 * errors["float32"], errors

@@ -6,32 +6,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-from a2c.algorithms.base import Progress
+from a2c.algorithms.base import TrainingStats
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.make import make_groups
 from a2c.envs.single import Spaces
-from a2c.envs.vector_env import GameEnvs
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.run.checkpoint import LATEST, loading
 
 
-class Synchronous:
+class A2C:
     """The driver of `--algorithm a2c`: one collector, one learner, one after the other."""
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.learner, self.compute = config, learner, compute
-        self.groups: list[GameEnvs] = []
+        self.groups: list[MonitoredVectorEnv] = []
 
     def start(self, state: dict[str, Any] | None) -> bool:
         """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
         config, learner, env_steps = self.config, self.learner, self.learner.env_steps
         self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
         steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, learner.twin, steps, self.compute, config.seed + env_steps)
+        self.collector = Collector(self.groups, learner.replica, steps, self.compute, config.seed + env_steps)
         if state is None:
-            learner.observe(self.collector.buffers.next_obs[None])
+            learner.update_normalizer(self.collector.buffers.next_obs[None])
             return False
         with loading((config.resume or Path()) / LATEST):
             same = self.collector.load_state_dict(state)
@@ -39,20 +39,20 @@ class Synchronous:
             learner.windows.new_games(config.num_envs)
         return same
 
-    def advance(self) -> Progress:
+    def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the policy as it is, then learn it."""
         collector = self.collector
         rollout = collector.collect()
-        rollout.versions.fill_(self.learner.updates)
+        rollout.policy_version.fill_(self.learner.updates)
         began = time.perf_counter()
         self.learner.learn(rollout)
         learn = time.perf_counter() - began
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": learn}
-        return Progress(len(rollout), rollout.episodes, seconds)
+        return TrainingStats(len(rollout), rollout.episodes, seconds)
 
-    def settle(self) -> Progress:
+    def drain(self) -> TrainingStats:
         """Nothing is under way between two rollouts."""
-        return Progress(0, [], {})
+        return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
         """The games as they stand, and all else that the next rollout depends on, besides the network."""

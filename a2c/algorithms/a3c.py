@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from a2c.algorithms.base import Progress
-from a2c.algorithms.worker_tasks import READY, Part, allow_parts, parts_of, share
+from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.worker_tasks import READY, WorkerTask, allow_workers, make_tasks, share
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import sync_replica
@@ -26,13 +26,13 @@ from a2c.envs.single import Spaces
 from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
-from a2c.processes.pool import Workers
+from a2c.processes.pool import WorkerPool
 
 SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
 
 
-class Account(NamedTuple):
+class SharedCounters(NamedTuple):
     """What all workers see of the run, in shared memory. A worker writes its own rows only, so no lock is needed."""
 
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
@@ -65,28 +65,28 @@ class A3C:
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
-        self.workers: Workers | None = None
+        self.workers: WorkerPool | None = None
 
     def start(self, state: dict[str, Any] | None) -> bool:
         """Start the workers. Their games cannot be saved, so a resumed run begins new ones: False."""
         config, learner = self.config, self.learner
-        parts = parts_of(config, learner.env_steps)
-        allow_parts(config, parts)
-        counts = torch.zeros(2, len(parts) + 1, dtype=torch.int64)
+        tasks = make_tasks(config, learner.env_steps)
+        allow_workers(config, tasks)
+        counts = torch.zeros(2, len(tasks) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
-        statistics = slots_like(learner.statistics, len(parts))
-        self.account = account = Account(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
+        statistics = slots_like(learner.statistics, len(tasks))
+        self.counters = counters = SharedCounters(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
-        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *account[:3], *seen])
-        arguments = [(part, self.spaces, learner.net, learner.optimizer, account, state is None) for part in parts]
-        self.workers = Workers(play_and_learn, arguments, config.env_timeout, preload=[SLOW])
+        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:3], *seen])
+        arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, state is None) for task in tasks]
+        self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
-        account.merge_into(learner.net)
-        account.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
+        counters.merge_into(learner.net)
+        counters.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
         return False
 
-    def advance(self) -> Progress:
+    def training_step(self) -> TrainingStats:
         """Wait for reports and add them up."""
         assert self.workers is not None
         env_steps = 0
@@ -98,21 +98,21 @@ class A3C:
             for stage, value in report.seconds.items():
                 seconds[stage] += value / len(self.workers.processes)
             self.learner.updates += report.updates
-            self.learner.reported = report.metrics or self.learner.reported
+            self.learner.last_metrics = report.metrics or self.learner.last_metrics
         self.learner.env_steps += env_steps
-        self.account.merge_into(self.learner.net)
-        return Progress(env_steps, episodes, seconds)
+        self.counters.merge_into(self.learner.net)
+        return TrainingStats(env_steps, episodes, seconds)
 
-    def settle(self) -> Progress:
+    def drain(self) -> TrainingStats:
         """Let the workers finish their rollouts and leave; what they still reported."""
         env_steps = 0
         episodes: list[Episode] = []
         if self.workers is not None:
-            self.account.limit.zero_()
+            self.counters.limit.zero_()
             while self.workers.at_work:
-                progress = self.advance()
+                progress = self.training_step()
                 env_steps, episodes = env_steps + progress.env_steps, episodes + progress.episodes
-        return Progress(env_steps, episodes, {})
+        return TrainingStats(env_steps, episodes, {})
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the games live and end with their workers."""
@@ -125,12 +125,12 @@ class A3C:
         self.workers = None
 
 
-def play_and_learn(
-    part: Part,
+def run_worker(
+    task: WorkerTask,
     spaces: Spaces,
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
-    account: Account,
+    counters: SharedCounters,
     new_run: bool,
     pipe: Connection,
 ) -> None:
@@ -140,40 +140,40 @@ def play_and_learn(
     process before each step. The classic line `shared.grad = local.grad` makes them one tensor, into which
     every later gradient is added, because `zero_grad` no longer zeroes but drops (torch 2.0 and later).
     """
-    number, config = part.number, part.config
+    number, config = task.number, task.config
     compute = Compute(config)
     net.normalizer = copy.deepcopy(net.normalizer)  # parameters are shared; statistics are merged by each for itself
     learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked, (net, optimizer))
-    collector = Collector([part.make_envs()], learner.twin, config.rollout_steps, compute, part.sampling_seed)
-    if account.statistics:  # two that fed the same ones at once could make a variance negative
-        learner.statistics = account.statistics[number]
+    collector = Collector([task.make_envs()], learner.replica, config.rollout_steps, compute, task.sampling_seed)
+    if counters.statistics:  # two that fed the same ones at once could make a variance negative
+        learner.statistics = counters.statistics[number]
     if new_run:
-        learner.observe(collector.buffers.next_obs[None])
+        learner.update_normalizer(collector.buffers.next_obs[None])
 
     def count() -> int:
-        account.updates[number] += 1
-        return int(account.updates.sum())
+        counters.updates[number] += 1
+        return int(counters.updates.sum())
 
     import_module(SLOW)
     pipe.send(READY)
-    while account.limit < 0:
+    while counters.limit < 0:
         time.sleep(0.001)
     told = time.perf_counter() - METRICS_EVERY
-    while not account.over():
-        account.merge_into(net)
-        sync_replica(learner.twin, net)  # the parameters as all workers together have left them
-        version = int(account.updates.sum())
+    while not counters.over():
+        counters.merge_into(net)
+        sync_replica(learner.replica, net)  # the parameters as all workers together have left them
+        version = int(counters.updates.sum())
         rollout = collector.collect()
-        rollout.versions.fill_(version)
+        rollout.policy_version.fill_(version)
         began = time.perf_counter()
-        before = int(account.updates[number])
-        learner.env_steps, learner.updates = int(account.env_steps.sum()), int(account.updates.sum())
+        before = int(counters.updates[number])
+        learner.env_steps, learner.updates = int(counters.env_steps.sum()), int(counters.updates.sum())
         learner.learn(rollout, count=count)
-        account.env_steps[number] += len(rollout)
-        updates = int(account.updates[number]) - before
+        counters.env_steps[number] += len(rollout)
+        updates = int(counters.updates[number]) - before
         now = time.perf_counter()
         metrics = {}
-        if now - told >= METRICS_EVERY or account.over():
+        if now - told >= METRICS_EVERY or counters.over():
             metrics, told = learner.metrics(), now
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": now - began}
         pipe.send(Report(len(rollout), updates, rollout.episodes, seconds, metrics))

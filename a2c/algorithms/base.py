@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from a2c.envs.vector_env import Episode
 
 
-class Progress(NamedTuple):
+class TrainingStats(NamedTuple):
     """What a driver did since it was asked: the games that ended, and seconds of wall time per stage.
 
     The stages are env, act and learn; what goes on in several processes is their mean.
@@ -18,16 +18,16 @@ class Progress(NamedTuple):
     seconds: dict[str, float]
 
 
-class Driver(Protocol):
+class Algorithm(Protocol):
     """Who plays and learns: what the trainer asks of `a2c`, `a3c` and `ga3c` alike."""
 
     def start(self, state: dict[str, Any] | None) -> bool:
         """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
 
-    def advance(self) -> Progress:
+    def training_step(self) -> TrainingStats:
         """Play and learn for a while."""
 
-    def settle(self) -> Progress:
+    def drain(self) -> TrainingStats:
         """Finish what is under way."""
 
     def state_dict(self) -> dict[str, Any]:

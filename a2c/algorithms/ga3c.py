@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from a2c.algorithms.base import Progress
-from a2c.algorithms.predictor import Desk, Predictor, RemoteNetwork, make_desk
-from a2c.algorithms.worker_tasks import Part, allow_parts, columns_per_batch, parts_of
+from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.predictor import InferenceBuffers, Predictor, RemoteNetwork, make_buffers
+from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, columns_per_batch, make_tasks
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
-from a2c.processes.pool import Workers
+from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
 
@@ -46,31 +46,31 @@ class GA3C:
         self.columns = columns_per_batch(config)
         self.queue: list[Rollout] = []
         self.waiting: list[int] = []  # players whose rollouts are in the queue
-        self.workers: Workers | None = None
+        self.workers: WorkerPool | None = None
         self.predictor: Predictor | None = None
 
     def start(self, state: dict[str, Any] | None) -> bool:
         """Start players and predictor. Games cannot be saved, so a resumed run begins new ones: False."""
         config, learner = self.config, self.learner
-        parts = parts_of(config, learner.env_steps)
-        allow_parts(config, parts)
-        desks, arguments = {}, []
-        for part in parts:
-            desk = make_desk(len(part.seeds), self.spaces, getattr(learner.net, "memory_size", 0))
+        tasks = make_tasks(config, learner.env_steps)
+        allow_workers(config, tasks)
+        all_buffers, arguments = {}, []
+        for task in tasks:
+            buffers = make_buffers(len(task.seeds), self.spaces, getattr(learner.net, "rnn_state_size", 0))
             here, there = Pipe()
-            desks[here] = desk
-            arguments.append((part, desk, there))
-        self.workers = Workers(play, arguments, config.env_timeout)
+            all_buffers[here] = buffers
+            arguments.append((task, buffers, there))
+        self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
         for _, _, there in arguments:
             there.close()  # so that the player's end is the only one
         for played in self.workers.await_all():
             if state is None:
-                learner.observe(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
+                learner.update_normalizer(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
         self.queue, self.waiting = [], []
-        self.predictor = Predictor(learner, desks, self.compute)
+        self.predictor = Predictor(learner, all_buffers, self.compute)
         return False
 
-    def advance(self) -> Progress:
+    def training_step(self) -> TrainingStats:
         """Take rollouts off the players and learn as soon as a batch is together."""
         assert self.workers is not None and self.predictor is not None
         self.predictor.check()
@@ -85,14 +85,14 @@ class GA3C:
         began = time.perf_counter()
         episodes = self._learn()
         seconds["learn"] += time.perf_counter() - began
-        return Progress(self.learner.env_steps - before, episodes, seconds)
+        return TrainingStats(self.learner.env_steps - before, episodes, seconds)
 
     def _learn(self) -> list[Episode]:
         """One step per full batch in the queue; the rest waits for more. Returns the games that ended in these batches.
 
         They are counted together with their decisions, so that going back to a snapshot drops both or neither.
         """
-        have = sum(len(rollout.versions) for rollout in self.queue)
+        have = sum(len(rollout.policy_version) for rollout in self.queue)
         if have < self.columns:
             return []
         waiting, episodes = Rollout.join(self.queue), []
@@ -108,9 +108,9 @@ class GA3C:
         self.waiting = []
         return episodes
 
-    def settle(self) -> Progress:
+    def drain(self) -> TrainingStats:
         """Nothing: less than a batch waits in the queue, neither learned nor counted; it goes with its players."""
-        return Progress(0, [], {})
+        return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the games live and end with their players."""
@@ -118,31 +118,31 @@ class GA3C:
 
     def close(self, failed: bool = False) -> None:
         """End predictor and players."""
-        for part in (self.workers, self.predictor):
-            if part is not None:
-                part.close()
+        for task in (self.workers, self.predictor):
+            if task is not None:
+                task.close()
         self.workers = self.predictor = None
         self.queue = []
 
 
-def play(part: Part, desk: Desk, ask: Connection, pipe: Connection) -> None:
+def run_actor(task: WorkerTask, buffers: InferenceBuffers, ask: Connection, pipe: Connection) -> None:
     """One player: environments, and no network of its own. Rollouts are whole, so no episode's last reward is lost."""
-    config = part.config
+    config = task.config
     compute = Compute(config)
-    net = RemoteNetwork(desk, ask)
+    net = RemoteNetwork(buffers, ask)
     collector = Collector(
-        [part.make_envs()],
+        [task.make_envs()],
         net,  # type: ignore[arg-type]  # it is called like one
         config.rollout_steps,
         compute,
-        part.sampling_seed,
+        task.sampling_seed,
     )
     pipe.send(Played(collector.buffers.next_obs.numpy(), {}, [], {}))
     names = [field.name for field in fields(Rollout) if field.name != "episodes"]
     while True:
         rollout = collector.collect()
-        rollout.versions.fill_(sum(net.versions) / len(net.versions))
-        net.versions.clear()
+        rollout.policy_version.fill_(sum(net.policy_version) / len(net.policy_version))
+        net.policy_version.clear()
         arrays = {name: getattr(rollout, name).numpy() for name in names}
         seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
         pipe.send(Played(None, arrays, rollout.episodes, seconds))

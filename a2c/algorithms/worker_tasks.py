@@ -14,16 +14,16 @@ from torch import Tensor
 from a2c.config.config import Backend, Config
 from a2c.envs.make import make_envs, row_seeds
 from a2c.envs.single import checked_spec
-from a2c.envs.vector_env import GameEnvs
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError
 from a2c.processes.start import allow_open_files, available_cores
 from a2c.rollout import split_edges
 
-FILES_PER_PART = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
+FILES_PER_WORKER = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
 READY = "ready"  # a worker's first message, unless it has more to say
 
 
-class Part(NamedTuple):
+class WorkerTask(NamedTuple):
     """One worker's part of a run."""
 
     number: int
@@ -32,18 +32,18 @@ class Part(NamedTuple):
     seeds: list[int]  # one per environment
     sampling_seed: int
 
-    def make_envs(self) -> GameEnvs:
+    def make_envs(self) -> MonitoredVectorEnv:
         """The environments of this part."""
         return make_envs(self.config, self.seeds, self.spec.fn)
 
 
-def parts_of(config: Config, env_steps: int) -> list[Part]:
+def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     """Deal the environments out to the workers, of a3c in whole batches.
 
     A batch is that of the synchronous run (`Rollout.split`) on every machine: as many environments, and as many
-    batches per rollout of all. So a3c has at most `batches_per_rollout` workers.
+    batches per rollout of all. So a3c has at most `num_minibatches` workers.
     """
-    cores, batches, seeds = available_cores(), config.batches_per_rollout, row_seeds(config, env_steps)
+    cores, batches, seeds = available_cores(), config.num_minibatches, row_seeds(config, env_steps)
     backend: Backend = "native" if config.backend == "native" else "sync"
     if config.algorithm == "a3c":
         edges = split_edges(len(seeds), batches)
@@ -52,23 +52,23 @@ def parts_of(config: Config, env_steps: int) -> list[Part]:
     else:  # players of ga3c learn nothing: its trainer cuts the batches
         dealt = np.array_split(seeds, min(len(seeds), config.workers or 2 * cores))
         shares = [(own.tolist(), 1) for own in dealt]
-    parts, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]
+    tasks, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]
     for number, (own, learned) in enumerate(shares):
         mine = replace(config, backend=backend, threads=1, workers=0, cuda=False)
-        mine = replace(mine, num_envs=len(own), batches_per_rollout=learned)
-        parts.append(Part(number, mine, spec, own, config.seed + env_steps + 7919 * number))
-    return parts
+        mine = replace(mine, num_envs=len(own), num_minibatches=learned)
+        tasks.append(WorkerTask(number, mine, spec, own, config.seed + env_steps + 7919 * number))
+    return tasks
 
 
-def allow_parts(config: Config, parts: Sequence[Part]) -> None:
-    """Raise the limit of open files as far as `parts` need it; ValueError where the system refuses."""
-    rule = f"workers and num_envs must leave files to open, got {len(parts)} and {config.num_envs}"
-    allow_open_files(FILES_PER_PART * len(parts), rule, "fewer workers")
+def allow_workers(config: Config, tasks: Sequence[WorkerTask]) -> None:
+    """Raise the limit of open files as far as `tasks` need it; ValueError where the system refuses."""
+    rule = f"workers and num_envs must leave files to open, got {len(tasks)} and {config.num_envs}"
+    allow_open_files(FILES_PER_WORKER * len(tasks), rule, "fewer workers")
 
 
 def columns_per_batch(config: Config) -> int:
     """Environments whose windows make one batch."""
-    return max(1, round(config.num_envs / config.batches_per_rollout))
+    return max(1, round(config.num_envs / config.num_minibatches))
 
 
 def share(tensors: Iterable[Tensor]) -> None:

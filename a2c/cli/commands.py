@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import ParamSpec
 
 from a2c.cli.flags import parse, parse_config, parse_known, value_of
-from a2c.cli.options import Compare, Evaluate, Record
+from a2c.cli.options import Compare, Evaluate, RecordVideo
 from a2c.config.validation import nearest
 
 USAGE = """usage: a2c COMMAND [OPTIONS]
@@ -128,14 +128,14 @@ def evaluate(args: Sequence[str] | None = None) -> int:
 @_in_one_line
 def record(args: Sequence[str] | None = None) -> int:
     """Parse the flags, play and film one game, print its score."""
-    options = parse(Record, "a2c record", args)
+    options = parse(RecordVideo, "a2c record", args)
     from a2c.metrics.files import exact
-    from a2c.tools.record_video import record as play
+    from a2c.tools.record_video import record_video as play
 
     out = options.out or options.run / "game.mp4"
-    film = play(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
-    whole = "one game" if film.ended else "the beginning of a game"
-    print(f"{out}: {whole} of {options.run}, score {exact(film.score)}, {film.length:,} decisions")
+    video = play(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
+    whole = "one game" if video.ended else "the beginning of a game"
+    print(f"{out}: {whole} of {options.run}, score {exact(video.score)}, {video.length:,} decisions")
     return 0
 
 

@@ -30,7 +30,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordVideo:
     """Film one game of a trained, frozen policy: a picture per decision, at the speed at which people play."""
 
     run: Annotated[Path, tyro.conf.Positional]

@@ -31,7 +31,7 @@ class Config:
     algorithm: Algorithm = "a2c"
     """a2c: all play, then all learn; a3c: workers that share one network; ga3c: players, a predictor, a trainer."""
     workers: int = 0
-    """Processes of a3c (at most batches_per_rollout) and ga3c that play (count; 0 = one per core, for ga3c two)."""
+    """Processes of a3c (at most num_minibatches) and ga3c that play (count; 0 = one per core, for ga3c two)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
@@ -50,7 +50,7 @@ class Config:
     """Most no-op frames at the start of a game (emulator frames; 0 = none)."""
     sticky_actions: float | None = None
     """Probability that the emulator repeats the last action (0 to 1; None = the id's own protocol)."""
-    end_of_life: bool = False
+    terminal_on_life_loss: bool = False
     """Treat a lost life as the end of an episode for learning; the game itself goes on."""
     max_episode_frames: int = 108_000
     """Length at which a game is cut off, i.e. truncated (emulator frames)."""
@@ -70,7 +70,7 @@ class Config:
     # --- learning -----------------------------------------------------------------------
     rollout_steps: int = 20
     """Length of a rollout (decisions per environment)."""
-    batches_per_rollout: int = 5
+    num_minibatches: int = 5
     """Batches that a rollout is learned in, split by environment, one optimiser step each (count; at most num_envs)."""
     sliding_batch: int = 0
     """Learn from sliding windows of rollout_steps in batches of this many transitions (0 = off)."""
@@ -106,7 +106,7 @@ class Config:
     """Length of the run (env_steps)."""
     stop_after: int = 0
     """Leave early, as if interrupted, once the run is this long; --resume goes on (env_steps; 0 = off)."""
-    stop_reward: float | None = None
+    target_score: float | None = None
     """Stop when the mean score of the last 100 games reaches this (game points; None = 18 for Pong, else never)."""
     seed: int = 0
     """Seed of environments, network and sampling (integer, 0 or more)."""
@@ -144,14 +144,7 @@ class Config:
         changes = PRESETS[self.preset]
         if changes and all(getattr(self, name) == defaults[name] for name in changes):
             raise ValueError(f"preset must be resolved by Config.from_preset({self.preset!r}), got the plain defaults")
-        object.__setattr__(self, "batches_per_rollout", min(self.batches_per_rollout, self.num_envs))
-
-    @property
-    def target_score(self) -> float | None:
-        """Mean score that ends the run: `stop_reward`, or 18 where the game is Pong."""
-        if self.stop_reward is not None:
-            return self.stop_reward
-        return 18.0 if "pong" in self.env.lower() else None
+        object.__setattr__(self, "num_minibatches", min(self.num_minibatches, self.num_envs))
 
     def to_json(self) -> str:
         """The resolved configuration as JSON text; `from_json` reads it back."""

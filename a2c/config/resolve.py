@@ -27,4 +27,5 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     precision = "float32" if kind in ("mlp", "lstm") and config.precision == "auto" else config.precision
     units = config.lstm_units or (256 if len(input_shape) == 3 else 16)
     guard = (1e-6 if config.algorithm == "ga3c" else 0.0) if config.log_eps is None else config.log_eps
-    return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard)
+    target = 18.0 if config.target_score is None and "pong" in config.env.lower() else config.target_score
+    return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard, target_score=target)

@@ -23,7 +23,7 @@ INT_RULES = {
     "max_episode_frames": (FRAME_SKIP, 2**31 - 1),
     "lstm_units": (0, 65_536),
     "rollout_steps": (1, 100_000),
-    "batches_per_rollout": (1, 10_000),
+    "num_minibatches": (1, 10_000),
     "sliding_batch": (0, 1_000_000),
     "total_env_steps": (1, 10**15),
     "stop_after": (0, 10**15),
@@ -45,7 +45,7 @@ FLOAT_RULES = {
     "value_coef": (0.0, 100.0),
     "log_eps": (0.0, 1.0),
     "max_grad_norm": (0.0, 1e9),
-    "stop_reward": (-1e12, 1e12),
+    "target_score": (-1e12, 1e12),
     "log_every": (0.0, 86_400.0),
     "env_timeout": (0.0, 86_400.0),
 }
@@ -76,18 +76,18 @@ def check(config: Any) -> None:
         _check_sliding(config)
     if config.algorithm != "a2c" and config.deterministic:
         raise ValueError(f"deterministic must be off for algorithm {config.algorithm}, whose order is chance, got True")
-    most = min(config.batches_per_rollout, config.num_envs)
+    most = min(config.num_minibatches, config.num_envs)
     if config.algorithm == "a3c" and config.workers > most:
         raise ValueError(
-            f"workers must be at most batches_per_rollout ({most}) for algorithm a3c, where each learns whole batches, "
-            f"got {config.workers}: raise batches_per_rollout or num_envs"
+            f"workers must be at most num_minibatches ({most}) for algorithm a3c, where each learns whole batches, "
+            f"got {config.workers}: raise num_minibatches or num_envs"
         )
     if config.crop and config.backend == "native":
         raise ValueError("crop must be off for backend native, which always scales the whole screen, got True")
 
 
 def _check_sliding(config: Any) -> None:
-    for name, only in (("gae_lambda", 1), ("batches_per_rollout", 1), ("algorithm", "a2c")):
+    for name, only in (("gae_lambda", 1), ("num_minibatches", 1), ("algorithm", "a2c")):
         if getattr(config, name) != only:
             raise ValueError(f"{name} must be {only} when sliding_batch is set, got {getattr(config, name)}")
     if config.network == "lstm":

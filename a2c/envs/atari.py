@@ -155,7 +155,7 @@ class AtariGame(AtariEnv):
 
     def _info(self) -> dict[str, Any]:
         # Infos cost a vector environment time: none that nobody reads.
-        return {"lives": self.ale.lives()} if self.config.end_of_life else {}
+        return {"lives": self.ale.lives()} if self.config.terminal_on_life_loss else {}
 
 
 def pack(content: bytes) -> dict[str, Any]:

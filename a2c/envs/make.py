@@ -22,8 +22,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from a2c.config.config import Config
 from a2c.config.validation import FRAME_SKIP
 from a2c.envs.atari import sticky_probability
-from a2c.envs.single import checked_spec, make_resumable
-from a2c.envs.vector_env import GameEnvs
+from a2c.envs.single import checked_spec, make_snapshot_env
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import failing, worker_error
 from a2c.processes.start import allow_open_files, available_cores, is_ours, without_main, worker_context
 from a2c.processes.watchdog import Watchdog
@@ -32,7 +32,7 @@ FILES_PER_WORKER = 4  # that its parent has open: pipes, sentinels
 START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
 
 
-def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec | None = None) -> GameEnvs:
+def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec | None = None) -> MonitoredVectorEnv:
     """Start `config.num_envs` environments; `reset()` seeds row i with `seeds[i]`.
 
     `seeds` are drawn from `config.seed` unless they are given; `spec` is that of an id which this process
@@ -42,7 +42,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     """
     spec = spec or checked_spec(config)
     seeds = row_seeds(config) if seeds is None else list(seeds)
-    envs = [partial(make_resumable, config, spec, seed) for seed in seeds]
+    envs = [partial(make_snapshot_env, config, spec, seed) for seed in seeds]
     vector: VectorEnv
     with failing(ValueError):
         if config.backend == "async":
@@ -51,16 +51,16 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
             vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             vector = _native(config, spec)
-    return GameEnvs(vector, seeds, config.end_of_life, config.env_timeout)
+    return MonitoredVectorEnv(vector, seeds, config.terminal_on_life_loss, config.env_timeout)
 
 
-def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 0) -> list[GameEnvs]:
+def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 0) -> list[MonitoredVectorEnv]:
     """The environments of a run in `groups` of almost equal size, in order.
 
     `threads` is the number of emulator threads (native) or busy workers (async) of each group;
     `env_steps`, the age of a resumed run, keeps it from playing its first games again.
     """
-    made: list[GameEnvs] = []
+    made: list[MonitoredVectorEnv] = []
     if config.backend == "async":
         _allow_workers(config.num_envs)
     try:

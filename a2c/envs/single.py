@@ -14,7 +14,7 @@ from gymnasium.wrappers import FlattenObservation, TransformObservation
 from a2c.config.config import Config
 from a2c.config.validation import nearest
 from a2c.envs.atari import AtariGame
-from a2c.envs.snapshot import Resumable
+from a2c.envs.snapshot import SnapshotWrapper
 from a2c.processes.start import (
     OURS,
     settle_in,
@@ -79,8 +79,8 @@ def checked_spec(config: Config) -> EnvSpec:
     if not is_atari(spec):
         if config.backend == "native":
             raise ValueError(f"backend must be async or sync for {spec.id}: native plays Atari games only, got native")
-        if config.end_of_life:
-            raise ValueError(f"end_of_life must be off for {spec.id}, which has no lives, got True")
+        if config.terminal_on_life_loss:
+            raise ValueError(f"terminal_on_life_loss must be off for {spec.id}, which has no lives, got True")
     return spec
 
 
@@ -107,6 +107,6 @@ def probe_spaces(config: Config) -> Spaces:
     return spaces
 
 
-def make_resumable(config: Config, spec: EnvSpec, seed: int) -> Resumable:
+def make_snapshot_env(config: Config, spec: EnvSpec, seed: int) -> SnapshotWrapper:
     """`make_env` with a `snapshot`: what each row of the `async` and `sync` backends runs."""
-    return Resumable(make_env(config, spec, seed))
+    return SnapshotWrapper(make_env(config, spec, seed))

@@ -31,7 +31,7 @@ INTO: dict[str, Any] = {"generator": np.random.Generator, "deque": deque}  # wha
 LOST = {"lost": True}  # stands for a value that a snapshot cannot hold
 
 
-class Resumable(gym.Wrapper):
+class SnapshotWrapper(gym.Wrapper):
     """Gives an environment the attribute `snapshot`, which can be read and set, also from another process.
 
     An exception becomes a RuntimeError whose text is the traceback: nothing else crosses a pipe.

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from a2c.config.config import Config
 from a2c.envs.make import START_TIMEOUT
-from a2c.envs.single import checked_spec, is_atari, make_resumable
+from a2c.envs.single import checked_spec, is_atari, make_snapshot_env
 from a2c.processes.start import OURS, settle_in, without_main, worker_context
 
 DECISIONS = 8  # that each restored game is played for
@@ -25,7 +25,7 @@ READY = -1  # first message of the process; those after it are the numbers of ga
 
 
 def can_go_on(config: Config, games: Any) -> bool:
-    """Whether all emulators take the states in `games`, what `GameEnvs.state_dict` gave, back exactly.
+    """Whether all emulators take the states in `games`, what `MonitoredVectorEnv.state_dict` gave, back exactly.
 
     Games of other environments are not tried: their states are plain numbers. ValueError, in one line, where a
     state is damaged or its process dies or hangs.
@@ -69,7 +69,7 @@ def _restore_and_play(config: Config, spec: EnvSpec, snapshots: Sequence[Any], p
     settle_in()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of a corrupted heap
     _leave_no_core()
-    env: Any = make_resumable(config, spec, 0)
+    env: Any = make_snapshot_env(config, spec, 0)
     env.reset(seed=0)
     pipe.send((READY, True))
     for number, snapshot in enumerate(snapshots):

@@ -1,6 +1,6 @@
 """A vector environment as the rest of the package sees it. It must not import torch.
 
-The contract of `GameEnvs`, whatever the backend:
+The contract of `MonitoredVectorEnv`, whatever the backend:
 
 ========== ======================= ==========================================================
 name       shape, dtype            meaning
@@ -47,17 +47,21 @@ class Episode(NamedTuple):
     length: int
 
 
-class GameEnvs(VectorWrapper):
+class MonitoredVectorEnv(VectorWrapper):
     """Hide the backends' differences and count games from raw rewards (the contract above).
 
     Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
-    The environments must not hand out the array of a final observation again; `Resumable` copies it.
+    The environments must not hand out the array of a final observation again; `SnapshotWrapper` copies it.
     Every question to the environments ends: with an answer, or with WorkerError, after
     `timeout` seconds at most where worker processes are asked.
     """
 
     def __init__(
-        self, env: VectorEnv, seeds: Sequence[int] | None = None, end_of_life: bool = False, timeout: float = 60.0
+        self,
+        env: VectorEnv,
+        seeds: Sequence[int] | None = None,
+        terminal_on_life_loss: bool = False,
+        timeout: float = 60.0,
     ) -> None:
         super().__init__(env)
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
@@ -67,7 +71,7 @@ class GameEnvs(VectorWrapper):
             raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
         self.actions = space
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
-        self.end_of_life = end_of_life
+        self.terminal_on_life_loss = terminal_on_life_loss
         self.watchdog = Watchdog(timeout, lambda: env.processes) if isinstance(env, AsyncVectorEnv) else None
         self.broken = False  # an environment failed: nothing more may be asked of the others
         self.scores = np.zeros(self.num_envs, np.float64)  # [N] points of the running game
@@ -107,7 +111,7 @@ class GameEnvs(VectorWrapper):
         episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(game_over)]
         self.scores[game_over], self.lengths[game_over] = 0.0, 0
         final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(game_over)}
-        if self.end_of_life:
+        if self.terminal_on_life_loss:
             lives = np.array(info["lives"])  # where a game ended, those of the next one
             final_lives = info.get("final_info", {}).get("lives", self.lives)
             lost = np.where(game_over, final_lives, lives) < self.lives

@@ -51,7 +51,7 @@ class Display:
         elif self.config.progress:
             self.console.print(self.line(row), soft_wrap=True)
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print one line above the panel, unfolded, so that a path in it can be copied."""
         self.console.print(text, soft_wrap=True, markup=False, emoji=False)
 
@@ -59,7 +59,7 @@ class Display:
         """One row as plain text."""
         total = self.config.total_env_steps
         return (
-            f"{row['env_steps']:,}/{total:,} steps | {row['games']} games | mean {score(row['reward_100'])} "
+            f"{row['env_steps']:,}/{total:,} steps | {row['episodes']} episodes | mean {score(row['reward_100'])} "
             f"best {score(row['best_reward_100'])} | {row['speed']:,.0f} steps/s {self._fps(row):,.0f} frames/s | "
             f"left {clock(self._left(row))} | env {row['share_env']:.0%} act {row['share_act']:.0%} "
             f"learn {row['share_learn']:.0%}"
@@ -78,13 +78,13 @@ class Display:
         table.add_column(overflow="fold")
         table.add_row("environment steps", f"{row['env_steps']:,} ({row['env_steps'] * self.frames_per_step:,} frames)")
         table.add_row("updates", f"{row['updates']:,}")
-        table.add_row("games", f"{row['games']:,}")
+        table.add_row("episodes", f"{row['episodes']:,}")
         table.add_row("mean score of the last 100 games", score(row["reward_100"]))
         table.add_row("best mean of 100 games", score(row["best_reward_100"]))
         table.add_row("wall time", clock(row["seconds"]))
         table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
         self.console.print(table)
-        self.say(f"run directory {run_dir}")
+        self.message(f"run directory {run_dir}")
 
     def _panel(self, row: dict[str, float]) -> Table:
         config, grid = self.config, Table.grid(padding=(0, 2))
@@ -93,7 +93,7 @@ class Display:
         left = clock(self._left(row))
         grid.add_row("steps", f"{row['env_steps']:,} of {config.total_env_steps:,}   left {left}")
         grid.add_row("score", f"mean {score(row['reward_100'])}   best {score(row['best_reward_100'])}{goal}")
-        grid.add_row("games", f"{row['games']:,}   updates {row['updates']:,}")
+        grid.add_row("episodes", f"{row['episodes']:,}   updates {row['updates']:,}")
         grid.add_row("speed", f"{row['speed']:,.0f} steps/s   {self._fps(row):,.0f} frames/s")
         grid.add_row("time in", "   ".join(shares))
         bar = ProgressBar(total=config.total_env_steps, completed=row["env_steps"], width=60)

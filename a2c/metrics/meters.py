@@ -12,7 +12,7 @@ METRICS = {
     "env_steps": "agent decisions summed over environments (count)",
     "seconds": "wall time of training, all sessions of the run together (s)",
     "updates": "optimiser steps (count)",
-    "games": "finished games (count)",
+    "episodes": "finished games (count)",
     "reward": "score of the newest game (game points)",
     "reward_100": "mean score of the last 100 games (game points)",
     "best_reward_100": "highest reward_100 so far, once 100 games are finished (game points)",
@@ -26,7 +26,7 @@ METRICS = {
     "loss_total": "loss_policy + value_coef * loss_value + loss_entropy",
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
     "ratio": "mean importance ratio of the newest batch, clipped at 1",
-    "lag": "policy lag: updates between acting and learning, mean over the newest rollout (count)",
+    "policy_lag": "policy lag: updates between acting and learning, mean over the newest rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",
     "grad_max": "largest size of one gradient entry before the clip",
     "grad_var": "variance of the gradient's entries before the clip",
@@ -39,11 +39,11 @@ EPISODE_COLUMNS = ("env_steps", "seconds", "score", "length")
 WINDOW = 100  # games in the moving mean that people compare
 
 
-class Scores:
+class ScoreWindow:
     """Running account of finished games: how many, the last 100 scores, the best mean."""
 
     def __init__(self) -> None:
-        self.games = 0
+        self.episodes = 0
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.best_mean = -math.inf  # highest mean over a full window
         self.reached = -math.inf  # highest mean that met a target
@@ -51,7 +51,7 @@ class Scores:
     def add(self, scores: Iterable[float]) -> None:
         """Count finished games in order."""
         for score in scores:
-            self.games += 1
+            self.episodes += 1
             self.last.append(score)
             if self.full:
                 self.best_mean = max(self.best_mean, self.mean)
@@ -62,7 +62,7 @@ class Scores:
         return sum(self.last) / len(self.last) if self.last else math.nan
 
     @property
-    def newest(self) -> float:
+    def last_score(self) -> float:
         """Score of the newest game (nan without any)."""
         return self.last[-1] if self.last else math.nan
 
@@ -80,7 +80,7 @@ class Scores:
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         return {
-            "games": self.games,
+            "episodes": self.episodes,
             "last": list(self.last),
             "best_mean": self.best_mean,
             "reached": self.reached,
@@ -88,12 +88,12 @@ class Scores:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self.games, self.best_mean = int(state["games"]), float(state["best_mean"])
+        self.episodes, self.best_mean = int(state["episodes"]), float(state["best_mean"])
         self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
 
 
-class Meter:
+class StageTimer:
     """Wall time: of the whole run, and of its stages since the newest row."""
 
     def __init__(self, seconds: float = 0.0, env_steps: int = 0) -> None:

@@ -27,7 +27,7 @@ GO_ON = b"+"  # an answer to a worker that asked for none in particular
 BYE = "bye"  # a worker's last message when it has done its part
 
 
-class Workers:
+class WorkerPool:
     """Runs `work(*arguments, pipe)` in a process per entry of `arguments`, and takes what they send.
 
     `preload`: modules that are imported once for all of them.

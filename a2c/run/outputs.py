@@ -14,7 +14,7 @@ from a2c.learner import Learner
 from a2c.metrics.console import Display
 from a2c.metrics.files import write_atomically
 from a2c.metrics.logger import RunLogger
-from a2c.metrics.meters import Meter, Scores
+from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.metrics.plots import draw_curve
 from a2c.run.checkpoint import LATEST, save_checkpoint
 from a2c.run.run_dir import RunLock
@@ -26,7 +26,7 @@ OF_A_SESSION = ("run_dir", "resume", "stop_after")  # settings that a resumed ru
 COLLAPSED = 0.05  # share of log A under which a policy's entropy is worth a warning
 
 
-class Record:
+class RunOutputs:
     """The files of a run directory and the display, behind one door.
 
     Where the disk is full, read-only or gone, one message says so; rows wait in memory and the
@@ -43,18 +43,18 @@ class Record:
         self.said: set[str] = set()
         self.retry_at = 0.0  # when to try a disk again that has refused
 
-    def say(self, text: str, once: bool = False) -> None:
+    def message(self, text: str, once: bool = False) -> None:
         """One line for the person who watches; `once`: not again in this run."""
         if not (once and text in self.said):
             self.said.add(text)
-            self.display.say(text)
+            self.display.message(text)
 
     def note_changes(self, before: Config, env_steps: int) -> None:
         """Say which settings a resumed run changes, and keep those until `env_steps` in a file of their own."""
         old, new = vars(before), vars(self.config)
         changes = [name for name in new if name not in OF_A_SESSION and old[name] != new[name]]
         for name in changes:
-            self.say(f"{name}: {old[name]} -> {new[name]}")
+            self.message(f"{name}: {old[name]} -> {new[name]}")
         if changes:
             path = self.run_dir / f"config-until-{env_steps}.json"
             self._attempt(lambda: write_atomically(path, before.to_json().encode()))
@@ -68,7 +68,7 @@ class Record:
         self._attempt(lambda: self.logger.metrics(row))
         self.display.show(row)
         if row.get("entropy", math.inf) < COLLAPSED * math.log(max(n_actions, 2)):
-            self.say(
+            self.message(
                 f"the policy's entropy has fallen under {COLLAPSED:.0%} of a uniform policy's: it hardly explores any "
                 "more; if the score is poor, try a higher entropy_coef or a lower learning_rate",
                 once=True,
@@ -118,24 +118,24 @@ class Record:
             write()
         except OSError as error:
             reason = error.strerror or error
-            self.say(f"cannot write to {self.run_dir}: {reason}; the run goes on and tries again", once=True)
+            self.message(f"cannot write to {self.run_dir}: {reason}; the run goes on and tries again", once=True)
             return False
         return True
 
 
-def metrics_row(learner: Learner, scores: Scores, meter: Meter) -> dict[str, float]:
+def metrics_row(learner: Learner, scores: ScoreWindow, timer: StageTimer) -> dict[str, float]:
     """All of METRICS as they stand; those of the newest update are missing while there is none."""
-    elapsed = meter.row_seconds
+    elapsed = timer.row_seconds
     return {
         "env_steps": learner.env_steps,
-        "seconds": meter.seconds,
+        "seconds": timer.seconds,
         "updates": learner.updates,
-        "games": scores.games,
-        "reward": scores.newest,
+        "episodes": scores.episodes,
+        "reward": scores.last_score,
         "reward_100": scores.mean,
         "best_reward_100": scores.best_mean,
-        "speed": (learner.env_steps - meter.row_steps) / elapsed,
+        "speed": (learner.env_steps - timer.row_steps) / elapsed,
         "learning_rate": learning_rate(learner.config, learner.env_steps),
-        **{f"share_{stage}": seconds / elapsed for stage, seconds in meter.spent.items()},
+        **{f"share_{stage}": seconds / elapsed for stage, seconds in timer.spent.items()},
         **learner.metrics(),
     }

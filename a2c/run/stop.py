@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from a2c.config.config import Config
 from a2c.metrics.console import score
-from a2c.metrics.meters import Scores
+from a2c.metrics.meters import ScoreWindow
 from a2c.processes.signals import StopRequest
 
 
-def outcome(config: Config, env_steps: int, scores: Scores, stop: StopRequest) -> str:
+def outcome(config: Config, env_steps: int, scores: ScoreWindow, stop: StopRequest) -> str:
     """Why the run ends at `env_steps`, in a few words, or an empty text while it goes on."""
     if stop:
         return f"stopped by {stop.name}"

@@ -13,9 +13,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from a2c.algorithms.a2c import Synchronous
+from a2c.algorithms.a2c import A2C
 from a2c.algorithms.a3c import A3C
-from a2c.algorithms.base import Driver, Progress
+from a2c.algorithms.base import Algorithm, TrainingStats
 from a2c.algorithms.ga3c import GA3C
 from a2c.compute.compute import Compute, why_no_gpu
 from a2c.config.config import Config
@@ -24,16 +24,16 @@ from a2c.envs.single import Spaces, probe_spaces
 from a2c.envs.trial import can_go_on
 from a2c.learner import Learner, check_finite
 from a2c.metrics.console import Display
-from a2c.metrics.meters import Meter, Scores
+from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.processes.errors import WorkerError
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.run.checkpoint import LATEST, load_run, loading
-from a2c.run.outputs import BEST, Record, metrics_row
+from a2c.run.outputs import BEST, RunOutputs, metrics_row
 from a2c.run.run_dir import RunLock, run_directory
 from a2c.run.stop import outcome
 
-MakeDriver = Callable[[Config, Spaces, Learner, Compute], Driver]
-DRIVERS: dict[str, MakeDriver] = {"a2c": Synchronous, "a3c": A3C, "ga3c": GA3C}
+MakeAlgorithm = Callable[[Config, Spaces, Learner, Compute], Algorithm]
+ALGORITHMS: dict[str, MakeAlgorithm] = {"a2c": A2C, "a3c": A3C, "ga3c": GA3C}
 SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between the states in memory to which a run can go back
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses its last checkpoint
 
@@ -47,7 +47,7 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.run_dir = run_directory(config)
         self.lock = RunLock(self.run_dir)
-        self.record: Record  # there is one from the driver's start on
+        self.outputs: RunOutputs  # there is one from the driver's start on
         self.spaces = probe_spaces(config)
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
@@ -56,8 +56,8 @@ class Trainer:
             self.resumed = self._read_checkpoint() if config.resume else None
             spaces = self.spaces
             self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, spaces.stacked)
-            self.driver = DRIVERS[config.algorithm](config, spaces, self.learner, self.compute)
-            self.scores = Scores()
+            self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
+            self.scores = ScoreWindow()
             self.saved_best = -math.inf  # mean score of the policy in best.pt
             self.seconds_before = 0.0  # wall time of earlier sessions
             if self.resumed:
@@ -66,7 +66,7 @@ class Trainer:
             refused.pop_all()
         self.started = False
         self.row: dict[str, float] = {}  # the newest row of metrics
-        self.meter = Meter()
+        self.timer = StageTimer()
         self.snapshot_distance = SNAPSHOT_EVERY * config.num_envs * max(config.rollout_steps, 20)  # env_steps
         self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the last failure
         self.stop = StopRequest()
@@ -83,16 +83,16 @@ class Trainer:
                 self.claim()
                 if self.resumed and not self.stop and (why := self._outcome()):
                     said = f"finished already at {self.learner.env_steps:,} env_steps: {why}; nothing is changed"
-                    Display(replace(self.config, progress=False)).say(said)
+                    Display(replace(self.config, progress=False)).message(said)
                     return 0
                 self.start()
-                self._open_record()
+                self._open_outputs()
                 while True:
                     try:
                         if self._outcome():
                             self._finish()
                             break
-                        self._count(self.advance())
+                        self._count(self.training_step())
                         if not self._outcome():  # else `_finish` saves: no row may come after the last checkpoint
                             self._log_and_save()
                     except WorkerError as error:
@@ -102,22 +102,22 @@ class Trainer:
                     raise
                 return 128 + self.stop.number  # it ended workers that had just been started
             except KeyboardInterrupt:  # a second SIGINT
-                self.driver.close(failed=True)
+                self.algorithm.close(failed=True)
                 raise
             finally:
                 self.close()
-            self.record.report(self.row or metrics_row(self.learner, self.scores, self.meter), self._outcome())
+            self.outputs.report(self.row or metrics_row(self.learner, self.scores, self.timer), self._outcome())
         return 128 + self.stop.number if self.stop else 0
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that cannot be."""
         self.lock.take()
 
-    def advance(self) -> Progress:
+    def training_step(self) -> TrainingStats:
         """Let the driver play and learn for a while."""
-        progress = self.driver.advance()
+        progress = self.algorithm.training_step()
         for stage, seconds in progress.seconds.items():
-            self.meter.spent[stage] += seconds
+            self.timer.spent[stage] += seconds
         return progress
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class Trainer:
             with loading(self.run_dir / LATEST):
                 if not can_go_on(self.config, games["envs"]):
                     games["envs"] = [None for _ in games["envs"]]
-        self.games_go_on = self.driver.start(games)
+        self.games_go_on = self.algorithm.start(games)
         self._remember()
 
     def close(self) -> None:
@@ -149,11 +149,11 @@ class Trainer:
         while True:
             self.restarts = 1 if self.learner.env_steps > self.failed_at else self.restarts + 1
             self.failed_at = max(self.failed_at, self.learner.env_steps)
-            self.driver.close(failed=True)
+            self.algorithm.close(failed=True)
             state = copy.deepcopy(self.snapshot)
             self._load(state)
-            self.record.rewind(self.learner.env_steps)
-            self.meter.begin_row(self.learner.env_steps)
+            self.outputs.rewind(self.learner.env_steps)
+            self.timer.begin_row(self.learner.env_steps)
             self.row = {}
             if self.stop:  # who stops the run may have killed its workers too
                 return self._finish(state)
@@ -162,45 +162,45 @@ class Trainer:
                     self._finish(state)
                 raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
             try:
-                same = self.driver.start(state["collector"])
+                same = self.algorithm.start(state["collector"])
                 break
             except (WorkerError, ValueError) as again:
                 error = again if isinstance(again, WorkerError) else WorkerError(str(again))
         games = "the same games go on" if same else "every environment starts a new game"
         tries = f"(try {self.restarts} of {self.config.max_worker_restarts})"
-        self.record.say(f"{error}: started again at {self.learner.env_steps:,} env_steps, {games} {tries}")
+        self.outputs.message(f"{error}: started again at {self.learner.env_steps:,} env_steps, {games} {tries}")
 
     def _outcome(self) -> str:
         """Why the run is over, or an empty text while it is not."""
         return outcome(self.config, self.learner.env_steps, self.scores, self.stop)
 
-    def _open_record(self) -> None:
+    def _open_outputs(self) -> None:
         env_steps = self.learner.env_steps
-        self.record = Record(self.lock, self.config, env_steps if self.resumed else None)
+        self.outputs = RunOutputs(self.lock, self.config, env_steps if self.resumed else None)
         if self.resumed:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
-            self.record.say(f"resumed at {env_steps:,} env_steps; {games}")
-            self.record.note_changes(Config.from_json(self.resumed["config"]), env_steps)
+            self.outputs.message(f"resumed at {env_steps:,} env_steps; {games}")
+            self.outputs.note_changes(Config.from_json(self.resumed["config"]), env_steps)
         if self.config.cuda and self.compute.device.type != "cuda":
-            self.record.say(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
-        self.meter = Meter(self.seconds_before, env_steps)
+            self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
+        self.timer = StageTimer(self.seconds_before, env_steps)
         if not self.resumed:
             self._save(self.snapshot)  # so that a run that is killed early can be resumed
 
-    def _count(self, progress: Progress) -> None:
+    def _count(self, progress: TrainingStats) -> None:
         self.scores.add(game.score for game in progress.episodes)
-        self.record.episodes(self.learner.env_steps, self.meter.seconds, progress.episodes)
+        self.outputs.episodes(self.learner.env_steps, self.timer.seconds, progress.episodes)
 
     def _log_and_save(self, last: bool = False, state: dict[str, Any] | None = None) -> bool:
         """Write a row and a checkpoint (of `state`) when they are due, at the end when missing; False if not saved."""
         env_steps = self.learner.env_steps
-        due = last or self.meter.row_seconds >= self.config.log_every
-        if due and env_steps > self.meter.row_steps:
-            self.row = metrics_row(self.learner, self.scores, self.meter)
-            self.record.metrics(self.row, self.spaces.n_actions)
-            self.meter.begin_row(env_steps)
-        distance = env_steps - self.record.saved_at
-        if (distance >= self.config.checkpoint_every or (last and distance)) and self.record.can_save:
+        due = last or self.timer.row_seconds >= self.config.log_every
+        if due and env_steps > self.timer.row_steps:
+            self.row = metrics_row(self.learner, self.scores, self.timer)
+            self.outputs.metrics(self.row, self.spaces.n_actions)
+            self.timer.begin_row(env_steps)
+        distance = env_steps - self.outputs.saved_at
+        if (distance >= self.config.checkpoint_every or (last and distance)) and self.outputs.can_save:
             return self._save(state or self._remember())
         if not last and env_steps - self.snapshot["env_steps"] >= self.snapshot_distance:
             self._remember()
@@ -208,7 +208,7 @@ class Trainer:
 
     def _finish(self, state: dict[str, Any] | None = None) -> None:
         """The last row and checkpoint (of `state`); waits for a disk that refuses it."""
-        self._count(self.driver.settle())
+        self._count(self.algorithm.drain())
         end = time.perf_counter() + DISK_PATIENCE
         while not self._log_and_save(last=True, state=state):
             time.sleep(0.5)
@@ -222,10 +222,10 @@ class Trainer:
             "input_shape": list(self.spaces.obs_shape),
             "n_actions": self.spaces.n_actions,
             **self.learner.state_dict(),
-            "collector": self.driver.state_dict(),
+            "collector": self.algorithm.state_dict(),
             "scores": self.scores.state_dict(),
             "saved_best": self.saved_best,
-            "seconds": self.meter.seconds,
+            "seconds": self.timer.seconds,
         }
         state = copy.deepcopy(state)
         check_finite(state["network"])  # workers of A3C may have moved it since it was last looked at
@@ -234,9 +234,9 @@ class Trainer:
 
     def _save(self, state: dict[str, Any]) -> bool:
         mean = self.scores.mean
-        if self.scores.full and mean > self.saved_best and self.record.save(BEST, {**state, "saved_best": mean}):
+        if self.scores.full and mean > self.saved_best and self.outputs.save(BEST, {**state, "saved_best": mean}):
             self.saved_best = self.snapshot["saved_best"] = mean  # best.pt does not go back when a run does
-        return self.record.save(LATEST, {**state, "saved_best": self.saved_best})
+        return self.outputs.save(LATEST, {**state, "saved_best": self.saved_best})
 
     def _load(self, state: dict[str, Any]) -> None:
         """Go back to `state`, but for the games."""

@@ -44,7 +44,7 @@ COLUMNS = {
     "best": f"best mean/{WINDOW}",
     "steps_to_target": "to target",
     "seconds_to_target": "s to target",
-    "lag": "lag",
+    "policy_lag": "policy_lag",
 }
 
 
@@ -111,11 +111,11 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
     for algorithm in algorithms:
         for seed in seeds:
             run_dir = out / f"{algorithm}-{seed}"
-            config, lags = _config(run_dir), read_table(run_dir / "metrics.csv", ("lag",))["lag"]
+            config, policy_lags = _config(run_dir), read_table(run_dir / "metrics.csv", ("policy_lag",))["policy_lag"]
             episodes, last = _finite(read_episodes(run_dir)), _last_row(run_dir / "metrics.csv")
             best = best_mean(episodes)
             reached = None if config.target_score is None else passage(episodes, config.target_score)
-            seconds, lags = last["seconds"], lags[np.isfinite(lags)]
+            seconds, policy_lags = last["seconds"], policy_lags[np.isfinite(policy_lags)]
             rows.append(
                 {
                     "algorithm": algorithm,
@@ -127,7 +127,7 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
                     "best": round(best, 2) if np.isfinite(best) else "",
                     "steps_to_target": reached[0] if reached else "",
                     "seconds_to_target": reached[1] if reached else "",
-                    "lag": round(float(lags.mean()), 2) if len(lags) else "",
+                    "policy_lag": round(float(policy_lags.mean()), 2) if len(policy_lags) else "",
                 }
             )
     return rows

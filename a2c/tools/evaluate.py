@@ -13,7 +13,7 @@ from torch import Tensor
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
 from a2c.envs.make import make_envs
-from a2c.policy import empty_memory, sample, step
+from a2c.policy import initial_state, sample, step
 from a2c.tools.load import load_policy
 
 
@@ -47,7 +47,7 @@ def evaluate(
         raise ValueError(f"seed must be at least 0 and below 2^31, got {seed}")
     config, net, _ = load_policy(Path(run_dir), checkpoint, cuda)
     rows = min(episodes, 10)
-    config = replace(config, num_envs=rows, seed=seed, end_of_life=False)
+    config = replace(config, num_envs=rows, seed=seed, terminal_on_life_loss=False)
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
@@ -59,10 +59,10 @@ def evaluate(
         scores: list[float] = []
         played = np.zeros(rows, np.int64)
         obs, _ = envs.reset()
-        memory, starts = empty_memory(net, rows, compute.device), np.ones(rows, bool)
+        rnn_state, starts = initial_state(net, rows, compute.device), np.ones(rows, bool)
         while len(scores) < episodes:
             seen, began = (torch.from_numpy(np.array(x)).to(compute.device) for x in (obs, starts))
-            logits, _, memory = step(net, seen, memory, began)
+            logits, _, rnn_state = step(net, seen, rnn_state, began)
             actions = choose(logits, greedy, generator)
             obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
             starts = terminated | truncated

@@ -21,7 +21,7 @@ from a2c.config.validation import FRAME_SKIP
 from a2c.envs.make import row_seeds
 from a2c.envs.single import checked_spec, is_atari, make_env
 from a2c.metrics.files import write_atomically
-from a2c.policy import empty_memory, step
+from a2c.policy import initial_state, step
 from a2c.processes.errors import failing
 from a2c.tools.evaluate import choose
 from a2c.tools.load import load_policy
@@ -32,7 +32,7 @@ LONGEST = 30_000  # decisions; a policy may stand still, and not every game has 
 
 
 @dataclass
-class Film:
+class Video:
     """What was filmed: score (game points) and length (decisions), and whether the game came to its end."""
 
     score: float = 0.0
@@ -40,14 +40,14 @@ class Film:
     ended: bool = False
 
 
-def record(
+def record_video(
     run_dir: str | Path,
     out: str | Path,
     *,
     checkpoint: str = "latest.pt",
     greedy: bool = False,
     seed: int = 10_000,
-) -> Film:
+) -> Video:
     """Play a whole game with the run's policy and write its pictures, one per decision, to `out`.
 
     `out` ends in `.mp4` or `.gif`; it is replaced when the film is complete. Raises ValueError for another
@@ -60,8 +60,8 @@ def record(
     config, net, _ = load_policy(Path(run_dir), checkpoint)
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
-    config = replace(config, backend="sync", num_envs=1, end_of_life=False, seed=seed)
-    spec, env_seed, film = checked_spec(config), row_seeds(config)[0], Film()
+    config = replace(config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
+    spec, env_seed, video = checked_spec(config), row_seeds(config)[0], Video()
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
@@ -70,33 +70,33 @@ def record(
         closing.callback(env.close)
         folder = closing.enter_context(TemporaryDirectory())
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
-        pictures = _play(env, make_replica(net, compute), env_seed, greedy, seed, film)
+        pictures = _play(env, make_replica(net, compute), env_seed, greedy, seed, video)
         try:
             film_file = Path(folder) / out.name
             WRITERS[out.suffix](film_file, pictures, fps)
             write_atomically(out, film_file.read_bytes())
         except OSError as error:
             raise OSError(f"{out} could not be written: {error}") from error
-    return film
+    return video
 
 
 @torch.no_grad()
-def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, film: Film) -> Iterator[np.ndarray]:
+def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, video: Video) -> Iterator[np.ndarray]:
     """The pictures `[H, W, 3]` (RGB) of one game, which is entered in `film`."""
     generator = torch.Generator().manual_seed(seed)
     with failing():
         obs, _ = env.reset(seed=env_seed)
     assert isinstance(env.action_space, gym.spaces.Discrete)  # make_env sees to it
     first_action = int(env.action_space.start)
-    memory, starts = empty_memory(net, 1), torch.ones(1, dtype=torch.bool)
+    rnn_state, starts = initial_state(net, 1), torch.ones(1, dtype=torch.bool)
     yield _picture(env)
-    while not film.ended and film.length < LONGEST:
-        logits, _, memory = step(net, torch.from_numpy(np.array(obs)[None]), memory, starts)
+    while not video.ended and video.length < LONGEST:
+        logits, _, rnn_state = step(net, torch.from_numpy(np.array(obs)[None]), rnn_state, starts)
         action = choose(logits, greedy, generator)
         with failing():
             obs, reward, terminated, truncated, _ = env.step(int(action) + first_action)
         starts = torch.zeros(1, dtype=torch.bool)
-        film.score, film.length, film.ended = film.score + float(reward), film.length + 1, terminated or truncated
+        video.score, video.length, video.ended = video.score + float(reward), video.length + 1, terminated or truncated
         yield _picture(env)
 
 
@@ -125,10 +125,10 @@ def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
             written += 1
     finally:
         writer.release()
-    film = cv2.VideoCapture(str(path))  # a full disk does not make the writer fail
-    if film.get(cv2.CAP_PROP_FRAME_COUNT) != written:
+    video = cv2.VideoCapture(str(path))  # a full disk does not make the writer fail
+    if video.get(cv2.CAP_PROP_FRAME_COUNT) != written:
         raise OSError("the film is not complete")
-    film.release()
+    video.release()
 
 
 def _write_gif(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:

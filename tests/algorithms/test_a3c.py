@@ -17,7 +17,7 @@ import torch
 from toys import has_rows, same, wait_for
 
 from a2c.algorithms.a3c import A3C
-from a2c.algorithms.worker_tasks import parts_of
+from a2c.algorithms.worker_tasks import make_tasks
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
 from a2c.collector import Collector
@@ -29,7 +29,7 @@ from a2c.envs.single import make_env, probe_spaces
 from a2c.learner import Learner
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
-from a2c.run.trainer import DRIVERS, Trainer
+from a2c.run.trainer import ALGORITHMS, Trainer
 from a2c.tools.evaluate import evaluate
 
 CARTPOLE = ["--preset", "cartpole", "--num-envs", "4", "--log-every", "1e-6", "--no-progress", "--env-timeout", "5"]
@@ -38,7 +38,7 @@ ONE = {
     "cartpole, one environment": [*CARTPOLE, "--num-envs", "1", "--total-env-steps", "640"],
     "cartpole, sixteen": [*CARTPOLE, "--num-envs", "16", "--total-env-steps", "2048"],  # enough for two threads
     "rmsprop": [*CARTPOLE, "--optimizer", "rmsprop", "--learning-rate", "0.0007", "--total-env-steps", "640"],
-    "memory": ["--preset", "cartpole-lstm", "--num-envs", "4", "--no-progress", "--total-env-steps", "640"],
+    "rnn_state": ["--preset", "cartpole-lstm", "--num-envs", "4", "--no-progress", "--total-env-steps", "640"],
     "pong, float32": [*PONG, "--num-envs", "1", "--precision", "float32", "--total-env-steps", "40"],
     "pong, bfloat16": [*PONG, "--num-envs", "2", "--precision", "bfloat16", "--total-env-steps", "40"],
     "pong, native": [*PONG, "--backend", "native", "--num-envs", "16", "--total-env-steps", "240"],
@@ -68,7 +68,7 @@ def test_many_workers_count_every_decision_and_end_together(tmp_path):
     assert 5000 <= state["env_steps"] < 5000 + 32 * 7
     played = sum(int(row["length"]) for row in lived(tmp_path / "run"))
     assert state["env_steps"] - 7 * 500 <= played <= state["env_steps"]
-    assert state["updates"] > 100 and state["learning"]["lag"] >= 0
+    assert state["updates"] > 100 and state["learning"]["policy_lag"] >= 0
     assert state["optimizer"]["state"][0]["step"] == pytest.approx(state["updates"], rel=0.02)  # races lose a few
 
 
@@ -79,11 +79,11 @@ def lived(run_dir):
 
 def test_workers_differ_in_games_and_in_chance():
     config = resolve(Config.from_preset("cartpole"), (4,))
-    parts = parts_of(replace(config, algorithm="a3c", workers=3), 0)
+    parts = make_tasks(replace(config, algorithm="a3c", workers=3), 0)
     assert [len(part.seeds) for part in parts] == [6, 6, 4]  # three, three and two of the eight batches
     seeds = [seed for part in parts for seed in part.seeds]
     assert len(set(seeds)) == 16 and len({part.sampling_seed for part in parts}) == 3
-    later = parts_of(replace(config, algorithm="a3c", workers=3), 1000)
+    later = make_tasks(replace(config, algorithm="a3c", workers=3), 1000)
     assert not set(seeds) & {seed for part in later for seed in part.seeds}
 
 
@@ -91,11 +91,11 @@ def test_workers_differ_in_games_and_in_chance():
 def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
     def sizes(config):
         rollout = Rollout.empty(1, torch.zeros(config.num_envs, 4))
-        return [part.actions.shape[1] for part in rollout.split(config.batches_per_rollout)]
+        return [part.actions.shape[1] for part in rollout.split(config.num_minibatches)]
 
-    config = Config(num_envs=num_envs, batches_per_rollout=batches, algorithm="a3c")
+    config = Config(num_envs=num_envs, num_minibatches=batches, algorithm="a3c")
     for workers in range(1, batches + 1):
-        parts = parts_of(replace(config, workers=workers), 0)
+        parts = make_tasks(replace(config, workers=workers), 0)
         assert len(parts) == workers
         assert sorted(size for part in parts for size in sizes(part.config)) == sorted(sizes(config))
         assert [seed for part in parts for seed in part.seeds] == row_seeds(config)
@@ -108,26 +108,26 @@ def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
 def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeypatch):
     monkeypatch.setattr("a2c.processes.pool.available_cores", lambda: cores)
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", str(workers), "--total-env-steps", "2000"]
-    config = resolve(parse_config([*flags, "--num-envs", "10", "--batches-per-rollout", "5"]), (4,))
+    config = resolve(parse_config([*flags, "--num-envs", "10", "--num-minibatches", "5"]), (4,))
     with closing(Compute(config)) as compute:
         learner = Learner(config, (4,), 2, compute, stacked=False)
-        driver = DRIVERS[algorithm](config, probe_spaces(config), learner, compute)
-        driver.start(None)
-        assert len(driver.workers.processes) == (
+        algorithm = ALGORITHMS[algorithm](config, probe_spaces(config), learner, compute)
+        algorithm.start(None)
+        assert len(algorithm.workers.processes) == (
             workers or (min(5, cores) if algorithm == "a3c" else min(10, 2 * cores))
         )
         while learner.env_steps < 1500:
-            driver.advance()
-        driver.settle()
-        driver.close()
+            algorithm.training_step()
+        algorithm.drain()
+        algorithm.close()
         assert learner.env_steps / learner.updates == 2 * 32  # decisions: two environments, a window of 32
 
 
 def test_more_workers_than_batches_are_refused(capsys):
     assert cli.train([*CARTPOLE, "--algorithm", "a3c", "--workers", "5"]) == 2
     err = capsys.readouterr().err
-    assert "workers must be at most batches_per_rollout (4) for algorithm a3c" in err and "got 5" in err
-    assert "raise batches_per_rollout or num_envs" in err and err.count("\n") == 1
+    assert "workers must be at most num_minibatches (4) for algorithm a3c" in err and "got 5" in err
+    assert "raise num_minibatches or num_envs" in err and err.count("\n") == 1
 
 
 def test_gradients_are_copied_and_never_added_up():
@@ -137,19 +137,19 @@ def test_gradients_are_copied_and_never_added_up():
     with closing(Compute(config)) as compute:
         shared = Learner(config, (4,), 2, compute, stacked=False)
         worker = Learner(config, (4,), 2, compute, stacked=False, shared=(shared.net, shared.optimizer))
-        assert worker.twin is not shared.net
-        mine, theirs = list(worker.twin.parameters()), list(shared.net.parameters())
+        assert worker.replica is not shared.net
+        mine, theirs = list(worker.replica.parameters()), list(shared.net.parameters())
         assert not {p.data_ptr() for p in mine} & {p.data_ptr() for p in theirs}
         envs = make_envs(config)
-        collector = Collector([envs], worker.twin, 32, compute)
+        collector = Collector([envs], worker.replica, 32, compute)
         for _ in range(3):
-            before = copy.deepcopy(worker.twin)
+            before = copy.deepcopy(worker.replica)
             rollout = copy.deepcopy(collector.collect())
-            rollout.versions.fill_(worker.updates)
+            rollout.policy_version.fill_(worker.updates)
             worker.learn(rollout, batches=1)
             fresh = Learner(config, (4,), 2, compute, stacked=False)
             fresh.net.load_state_dict(before.state_dict())
-            rollout.versions.fill_(0)
+            rollout.policy_version.fill_(0)
             fresh.learn(rollout, batches=1)
             for ours, alone in zip(theirs, fresh.net.parameters(), strict=True):
                 assert torch.equal(ours.grad, alone.grad)
@@ -175,15 +175,15 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, 
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
     config = parse_config([*flags, "--total-env-steps", "30000", "--run-dir", str(tmp_path / "run")])
     whole = Trainer(config)
-    advance, hit = whole.advance, []
+    training_step, hit = whole.training_step, []
 
     def advance_and_hit():
-        progress = advance()
+        progress = training_step()
         if whole.learner.env_steps > 2000 and not hit:
-            hit.append(os.kill(whole.driver.workers.processes[1].pid, sign))
+            hit.append(os.kill(whole.algorithm.workers.processes[1].pid, sign))
         return progress
 
-    whole.advance = advance_and_hit
+    whole.training_step = advance_and_hit
     assert whole.run() == 0 and hit
     out = capsys.readouterr().out
     said = "process of a worker died" if sign == signal.SIGKILL else "gave no answer within 2 seconds"
@@ -222,21 +222,21 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
 def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "6000"]
     whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
-    advance = whole.advance
+    training_step = whole.training_step
 
     pids = set()
 
     def advance_and_interrupt():
-        progress = advance()
-        pids.update(process.pid for process in whole.driver.workers.processes)
+        progress = training_step()
+        pids.update(process.pid for process in whole.algorithm.workers.processes)
         if whole.learner.env_steps > 2000:
             signal.raise_signal(signal.SIGINT)
         return progress
 
-    whole.advance = advance_and_interrupt
+    whole.training_step = advance_and_interrupt
     assert whole.run() == 130
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
-    assert whole.driver.workers is None
+    assert whole.algorithm.workers is None
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert 2000 < state["env_steps"] < 6000
     assert cli.train(["--resume", str(tmp_path / "run"), "--no-progress"]) == 0
@@ -250,13 +250,13 @@ def test_settling_takes_in_what_is_under_way():
     config = resolve(parse_config([*CARTPOLE, "--algorithm", "a3c", "--workers", "2"]), (4,))
     with closing(Compute(config)) as compute:
         learner = Learner(config, (4,), 2, compute, stacked=False)
-        driver = A3C(config, probe_spaces(config), learner, compute)
-        driver.start(None)
-        played = driver.advance().env_steps
-        played += driver.settle().env_steps
-        assert played == learner.env_steps == int(driver.account.env_steps.sum()) > 0
-        assert learner.updates == int(driver.account.updates.sum())
-        driver.close()
+        algorithm = A3C(config, probe_spaces(config), learner, compute)
+        algorithm.start(None)
+        played = algorithm.training_step().env_steps
+        played += algorithm.drain().env_steps
+        assert played == learner.env_steps == int(algorithm.counters.env_steps.sum()) > 0
+        assert learner.updates == int(algorithm.counters.updates.sum())
+        algorithm.close()
 
 
 def test_a3c_stays_in_main_memory_and_says_so(tmp_path, capsys):
@@ -268,16 +268,16 @@ def test_a3c_stays_in_main_memory_and_says_so(tmp_path, capsys):
 
 def test_what_is_no_number_is_not_saved_whoever_wrote_it(tmp_path):
     whole = Trainer(parse_config([*CARTPOLE, "--algorithm", "a3c", "--run-dir", str(tmp_path / "run")]))
-    advance = whole.advance
+    training_step = whole.training_step
 
     def advance_and_poison():
-        progress = advance()
+        progress = training_step()
         with torch.no_grad():  # as a worker would, between two looks at its gradients
             next(whole.learner.net.parameters())[0] = float("nan")
         whole.record.saved_at = -(10**9)  # a checkpoint is due
         return progress
 
-    whole.advance = advance_and_poison
+    whole.training_step = advance_and_poison
     with pytest.raises(FloatingPointError):
         whole.run()
     assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
@@ -303,15 +303,15 @@ def seen_by(part, frames):
 @pytest.mark.parametrize("network", ["small", "lstm"])
 def test_the_statistics_are_those_of_all_frames_of_all_workers(network, tmp_path):
     gym.register(f"Flicker{network}-v0", entry_point="troubled:Flicker")
-    flags = ["--env", f"Flicker{network}-v0", "--num-envs", "5", "--batches-per-rollout", "3", "--rollout-steps", "5"]
+    flags = ["--env", f"Flicker{network}-v0", "--num-envs", "5", "--num-minibatches", "3", "--rollout-steps", "5"]
     flags = [*flags, "--backend", "sync", "--network", network, "--lstm-units", "8", "--total-env-steps", "500"]
     whole = Trainer(
         parse_config([*flags, "--algorithm", "a3c", "--workers", "3", "--no-progress", "--run-dir", str(tmp_path)])
     )
-    parts = parts_of(whole.config, 0)
+    parts = make_tasks(whole.config, 0)
     assert whole.run() == 0
     state = load_checkpoint(tmp_path / "latest.pt")
-    counts = [int(slot.count) for slot in whole.driver.account.statistics]
+    counts = [int(slot.count) for slot in whole.algorithm.counters.statistics]
     assert len(counts) == 3 and all(count > 2 for count in counts)
     assert sum(counts) == state["network"]["normalizer.count"] == 5 + state["env_steps"] // 5 * 2
     frames = np.concatenate([seen_by(part, count) for part, count in zip(parts, counts, strict=True)])
@@ -334,7 +334,7 @@ def test_environments_that_only_the_caller_knows_are_played(algorithm, tmp_path)
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_cartpole_is_learned(algorithm, tmp_path):
-    flags = ["--preset", "cartpole", "--stop-reward", "195", "--no-progress"]
+    flags = ["--preset", "cartpole", "--target-score", "195", "--no-progress"]
     state = run(tmp_path / "run", flags, algorithm, workers=2)
     assert state["scores"]["reached"] >= 195 and state["env_steps"] < 200_000
 

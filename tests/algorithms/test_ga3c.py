@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from a2c.algorithms.ga3c import GA3C
-from a2c.algorithms.predictor import Predictor, RemoteNetwork, make_desk
-from a2c.algorithms.worker_tasks import parts_of
+from a2c.algorithms.predictor import Predictor, RemoteNetwork, make_buffers
+from a2c.algorithms.worker_tasks import make_tasks
 from a2c.cli.flags import parse_config
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -43,28 +43,28 @@ def setting(request):
         yield config, spaces, learner, compute
 
 
-def memory_size(net):
-    return getattr(net, "memory_size", 0)
+def rnn_state_size(net):
+    return getattr(net, "rnn_state_size", 0)
 
 
 def test_an_answer_through_the_wire_equals_the_networks_own(setting):
     _, spaces, learner, compute = setting
-    desks, remotes = {}, []
+    all_buffers, remotes = {}, []
     for rows in (3, 1, 2):
-        desk = make_desk(rows, spaces, memory_size(learner.net))
+        buffers = make_buffers(rows, spaces, rnn_state_size(learner.net))
         here, there = Pipe()
-        desks[here] = desk
-        remotes.append(RemoteNetwork(desk, there))
+        all_buffers[here] = buffers
+        remotes.append(RemoteNetwork(buffers, there))
     draw = torch.Generator().manual_seed(0)
     asked = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 2)]
-    memories = [torch.randn(len(obs), memory_size(learner.net), generator=draw) for obs in asked]
+    memories = [torch.randn(len(obs), rnn_state_size(learner.net), generator=draw) for obs in asked]
     starts = [torch.arange(len(obs)) % 2 == 0 for obs in asked]
     answers = [None] * 3
 
     def ask(i):
         answers[i] = step(remotes[i], asked[i], memories[i], starts[i])
 
-    with closing(Predictor(learner, desks, compute)) as predictor:
+    with closing(Predictor(learner, all_buffers, compute)) as predictor:
         for updates in (0, 5):
             learner.updates = updates
             predictor.sync()
@@ -79,13 +79,13 @@ def test_an_answer_through_the_wire_equals_the_networks_own(setting):
             with torch.no_grad():
                 next(learner.net.parameters()).add_(0.1)  # the predictor's copy moves at `refresh` alone
         predictor.check()
-    assert [remote.versions for remote in remotes] == [[0, 5]] * 3
+    assert [remote.policy_version for remote in remotes] == [[0, 5]] * 3
 
 
 def test_trouble_of_the_predictor_reaches_the_trainer(setting):
     _, spaces, learner, compute = setting
     here, there = Pipe()
-    with closing(Predictor(learner, {here: make_desk(1, spaces, 0)}, compute)) as predictor:
+    with closing(Predictor(learner, {here: make_buffers(1, spaces, 0)}, compute)) as predictor:
         predictor.net = None
         there.send_bytes(b"?")
         predictor._thread.join(10)
@@ -97,19 +97,19 @@ def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
     whole = Trainer(
         parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "6000", "--run-dir", str(tmp_path / "run")])
     )
-    advance, broken = whole.advance, []
+    training_step, broken = whole.training_step, []
 
-    def fail(questions):
+    def fail(requests):
         raise RuntimeError("CUDA out of memory")
 
     def advance_and_break():
-        progress = advance()
+        progress = training_step()
         if whole.learner.env_steps > 2000 and not broken:
-            broken.append(whole.driver.predictor)
+            broken.append(whole.algorithm.predictor)
             broken[0]._predict = fail
         return progress
 
-    whole.advance = advance_and_break
+    whole.training_step = advance_and_break
     assert whole.run() == 0 and broken
     assert "the predictor failed: RuntimeError: CUDA out of memory: started again at" in capsys.readouterr().out
 
@@ -119,17 +119,17 @@ def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
-    driver = GA3C(config, spaces, learner, compute)
+    algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, batches: taken.append(copy.deepcopy(rollout))
-    driver.columns = 2  # a rollout of one player
-    driver.start(None)
+    algorithm.columns = 2  # a rollout of one player
+    algorithm.start(None)
     expected = []
-    for part in parts_of(config, 0):
+    for part in make_tasks(config, 0):
         collector = Collector([part.make_envs()], before, config.rollout_steps, compute, part.sampling_seed)
         expected.append([copy.deepcopy(collector.collect()) for _ in range(3)])
     theirs = [[], []]
     while min(map(len, theirs)) < 3:
-        driver.advance()
+        algorithm.training_step()
         # What was shown behind a rollout begins the player's next one.
         for rollout in taken:
             for played, wanted in zip(theirs, expected, strict=True):
@@ -137,12 +137,12 @@ def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
                 if torch.equal(rollout.obs[0], begins):
                     played.append(rollout)
         taken.clear()
-    driver.close()
+    algorithm.close()
     for played, wanted in zip(theirs, expected, strict=True):
         for mine, own in zip(played, wanted, strict=False):
             for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "final_index", "final_obs"):
                 assert torch.equal(getattr(mine, name), getattr(own, name)), name
-            for name in ("values", "log_probs", "memory", "next_memory", "final_memory"):
+            for name in ("values", "log_probs", "rnn_state", "next_rnn_state", "final_rnn_state"):
                 torch.testing.assert_close(getattr(mine, name), getattr(own, name))
 
 
@@ -152,7 +152,7 @@ def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_t
     )
     learn, batches = whole.learner.learn, []
 
-    def keep(rollout, batches_per_rollout=None, **more):
+    def keep(rollout, num_minibatches=None, **more):
         batches.append(copy.deepcopy(rollout))
         learn(rollout, **more)
 
@@ -172,53 +172,53 @@ def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_t
 
 def test_the_lag_is_measured_as_it_was(setting):
     config, spaces, learner, compute = setting
-    driver = GA3C(config, spaces, learner, compute)
-    learn, lags = learner.learn, []
+    algorithm = GA3C(config, spaces, learner, compute)
+    learn, policy_lags = learner.learn, []
 
     def note(rollout, batches):
-        expected = learner.updates - float(rollout.versions.mean())
+        expected = learner.updates - float(rollout.policy_version.mean())
         learn(rollout, batches=batches)
-        lags.append((learner.lag, expected))
+        policy_lags.append((learner.policy_lag, expected))
 
     learner.learn = note
-    driver.start(None)
-    while len(lags) < 40:
-        driver.advance()
-    driver.close()
-    assert all(lag == expected >= 0 for lag, expected in lags)
-    assert lags[0][0] == 0.0  # nobody had learned yet
-    assert max(lag for lag, _ in lags) > 0
-    assert learner.metrics()["lag"] == learner.lag
+    algorithm.start(None)
+    while len(policy_lags) < 40:
+        algorithm.training_step()
+    algorithm.close()
+    assert all(policy_lag == expected >= 0 for policy_lag, expected in policy_lags)
+    assert policy_lags[0][0] == 0.0  # nobody had learned yet
+    assert max(policy_lag for policy_lag, _ in policy_lags) > 0
+    assert learner.metrics()["policy_lag"] == learner.policy_lag
 
 
 def test_players_do_not_run_ahead_of_a_slow_learner(setting):
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
-    driver = GA3C(config, spaces, learner, compute)
-    learn, lags = learner.learn, []
+    algorithm = GA3C(config, spaces, learner, compute)
+    learn, policy_lags = learner.learn, []
 
     def slowly(rollout, batches):
         time.sleep(0.03)  # in which a player could play many rollouts
         learn(rollout, batches=batches)
-        lags.append(learner.lag)
+        policy_lags.append(learner.policy_lag)
 
     learner.learn = slowly
-    driver.start(None)
-    while len(lags) < 40:
-        driver.advance()
-    driver.close()
+    algorithm.start(None)
+    while len(policy_lags) < 40:
+        algorithm.training_step()
+    algorithm.close()
     # Mostly the other's rollout and the rest of its own, two batches each, were learned since it was asked for.
-    assert statistics.median(lags) <= 4
+    assert statistics.median(policy_lags) <= 4
 
 
 def test_lagging_samples_are_weighted(setting):
     learner = setting[2]
-    rollout = Rollout.empty(4, torch.zeros(2, 4), memory_size(learner.net))
+    rollout = Rollout.empty(4, torch.zeros(2, 4), rnn_state_size(learner.net))
     rollout.log_probs.fill_(5.0)  # so that a weight of exp(log pi - 5) is far below 1
     learner.learn(rollout, batches=1)
     assert learner.metrics()["ratio"] == 1.0
     learner.learn(rollout, batches=1)  # its version is 0, the network has seen one update
-    assert learner.metrics()["ratio"] < 0.02 and learner.lag == 1.0
+    assert learner.metrics()["ratio"] < 0.02 and learner.policy_lag == 1.0
 
 
 def test_the_guard_is_on_for_ga3c_alone():

@@ -45,7 +45,9 @@ def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
             assert stages[name]() == learner.env_steps - before == 3 * 7 * 16  # three rollouts: 20 steps at least
         for name in ("acting", "acting" + SINGLE):
             rows, trainer = [], stages[name].args[0]
-            hook = trainer.learner.twin.register_forward_hook(lambda _, obs, out, rows=rows: rows.append(len(obs[0])))
+            hook = trainer.learner.replica.register_forward_hook(
+                lambda _, obs, out, rows=rows: rows.append(len(obs[0]))
+            )
             assert stages[name]() == 3 * 7 * 16
             hook.remove()
             assert sum(rows) == (3 * 7 + 3) * 16  # and, as the collector did, the bootstrap of each rollout

@@ -29,7 +29,7 @@ def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
         writer.writerows((env_steps * (i + 1), 10 * (i + 1), score, 5) for i, score in enumerate(scores))
     with open(run / "metrics.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("env_steps", "seconds", "lag"))
+        writer.writerow(("env_steps", "seconds", "policy_lag"))
         writer.writerow((env_steps * len(scores), 10 * len(scores), 1.5))
 
 

@@ -34,7 +34,7 @@ REFUSED = [  # arguments, and what the line must say
     (["--env", "CartPole-v1", "--backend", "native"], ["backend must be async or sync for CartPole-v1"]),
     (["--env", "CartPole-v1", "--network", "atari"], ["network must be mlp", "got atari"]),
     (["--env", "MountainCarContinuous-v0"], ["env must have a discrete action space", "MountainCarContinuous-v0"]),
-    (["--env", "CartPole-v1", "--end-of-life"], ["end_of_life", "CartPole-v1"]),
+    (["--env", "CartPole-v1", "--terminal-on-life-loss"], ["terminal_on_life_loss", "CartPole-v1"]),
     (["--env", "CartPole-v1", "--seed", str(2**31 - 1), "--threads", "2", "--num-envs", "16"], ["seed must be"]),
     (["--resume", "no/such/run"], ["resume must be a run directory", "no/such/run"]),
     (["leftover"], ["leftover"]),

@@ -19,7 +19,7 @@ from a2c.processes.start import available_cores
 FIELDS = [field.name for field in dataclasses.fields(Config)]
 CHOICES = ("preset", "algorithm", "backend", "network", "optimizer", "precision")
 # Switches and choices say their meaning in words; everything else names a unit or kind in parentheses.
-WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "end_of_life", "lr_decay", "cuda")
+WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "terminal_on_life_loss", "lr_decay", "cuda")
 
 
 def help_texts():
@@ -73,17 +73,17 @@ def test_a_bad_value_is_refused_with_field_rule_and_value(name, value):
 @pytest.mark.parametrize("name", [*INT_RULES, *FLOAT_RULES])
 def test_a_value_on_the_edge_is_accepted(name):
     low, high = (INT_RULES | FLOAT_RULES)[name]
-    rest = {"sliding_batch": {"gae_lambda": 1.0, "batches_per_rollout": 1}}.get(name, {})
+    rest = {"sliding_batch": {"gae_lambda": 1.0, "num_minibatches": 1}}.get(name, {})
     for value in (low, high):
         open_end = math.isinf(value) or (value == 0 and name in ABOVE_ZERO)
         if not open_end:
             kept = getattr(Config(**{name: value, **rest}), name)
-            assert kept == (min(value, Config.num_envs) if name == "batches_per_rollout" else value)
+            assert kept == (min(value, Config.num_envs) if name == "num_minibatches" else value)
 
 
-@pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"batches_per_rollout": 2}])
+@pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}])
 def test_sliding_windows_refuse_what_they_cannot_do(wrong):
-    good = {"sliding_batch": 32, "gae_lambda": 1.0, "batches_per_rollout": 1}
+    good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1}
     assert Config(**good).sliding_batch == 32
     (name,) = wrong
     with pytest.raises(ValueError, match=f"^{name} must be 1 when sliding_batch is set, got {wrong[name]}"):
@@ -91,7 +91,7 @@ def test_sliding_windows_refuse_what_they_cannot_do(wrong):
 
 
 def test_batches_are_at_most_the_environments():
-    assert Config(num_envs=3).batches_per_rollout == 3
+    assert Config(num_envs=3).num_minibatches == 3
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -132,7 +132,7 @@ def test_bad_json_is_refused(text, message):
 def test_pong_stops_at_18_unless_told_otherwise():
     assert Config().target_score == Config(env="ALE/Pong-v5").target_score == 18.0
     assert Config(env="BreakoutNoFrameskip-v4").target_score is None
-    assert Config(stop_reward=0.0).target_score == 0.0
+    assert Config(target_score=0.0).target_score == 0.0
 
 
 def test_nearest_gives_close_names_or_all():

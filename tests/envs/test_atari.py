@@ -8,13 +8,13 @@ from toys import play, same
 
 from a2c.config.config import Config
 from a2c.envs.single import find_spec, make_env
-from a2c.envs.snapshot import Resumable
+from a2c.envs.snapshot import SnapshotWrapper
 
 BREAKOUT = "ALE/Breakout-v5"
 
 
 def game(sticky, seed=0):
-    env = Resumable(make_env(Config(env=BREAKOUT, sticky_actions=sticky, noop_max=5), find_spec(BREAKOUT), seed))
+    env = SnapshotWrapper(make_env(Config(env=BREAKOUT, sticky_actions=sticky, noop_max=5), find_spec(BREAKOUT), seed))
     env.reset(seed=seed)
     return env
 

@@ -21,14 +21,14 @@ from gymnasium.envs.classic_control import Continuous_MountainCarEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from toys import CountingEnv
 
-from a2c.algorithms.a2c import Synchronous
+from a2c.algorithms.a2c import A2C
 from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.envs.make import make_envs
 from a2c.envs.single import find_spec, make_env, probe_spaces
-from a2c.envs.vector_env import GameEnvs
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.processes.errors import WorkerError
 from a2c.processes.start import worker_context
@@ -96,7 +96,7 @@ def test_cartpole_plays_and_its_lengths_are_its_scores(backend):
 
 def test_another_autoreset_mode_is_refused():
     with pytest.raises(ValueError, match=r"autoreset_mode must be SAME_STEP, got .*NEXT_STEP"):
-        GameEnvs(SyncVectorEnv([lambda: CountingEnv(0, 3)]))
+        MonitoredVectorEnv(SyncVectorEnv([lambda: CountingEnv(0, 3)]))
 
 
 def test_native_instances_do_not_share_metadata():
@@ -113,7 +113,7 @@ def test_environments_can_be_sent_to_processes_of_every_start_method(method):
     config = Config(num_envs=2)
     factories = [partial(make_env, config, find_spec(config.env), seed) for seed in range(2)]
     vector = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP, context=method)
-    with contextlib.closing(GameEnvs(vector)) as envs:
+    with contextlib.closing(MonitoredVectorEnv(vector)) as envs:
         assert envs.reset()[0].shape == (2, 4, 84, 84)
         assert envs.step(np.array([2, 3]))[1].shape == (2,)
 
@@ -260,12 +260,12 @@ def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
     hang = threading.Event()
     with contextlib.closing(Compute(config)) as compute:
         learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked)
-        driver = Synchronous(config, spaces, learner, compute)
-        driver.start(None)
-        workers = list(driver.groups[0].env.processes)
+        algorithm = A2C(config, spaces, learner, compute)
+        algorithm.start(None)
+        workers = list(algorithm.groups[0].env.processes)
         monkeypatch.setattr("a2c.compute.compute.PATIENCE", 0.1)
         compute.calls = [compute.pool.submit(hang.wait)]
-        driver.close()
+        algorithm.close()
         assert not any(psutil.pid_exists(worker.pid) for worker in workers)
         assert not any(t.name == "a2c-watchdog" for t in set(threading.enumerate()) - before)
         hang.set()
@@ -306,7 +306,7 @@ def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_players_and_learners_get_the_files_they_need_or_are_refused(algorithm, tmp_path):
-    flags = f"--preset cartpole --algorithm {algorithm} --num-envs 40 --batches-per-rollout 20 --workers 20"
+    flags = f"--preset cartpole --algorithm {algorithm} --num-envs 40 --num-minibatches 20 --workers 20"
     flags += " --total-env-steps 100 --no-progress --run-dir"
     for most, said in ((4096, ""), (150, "workers and num_envs must leave files to open, got 20 and 40: .* 150 are")):
         command = f"ulimit -Sn 64; ulimit -Hn {most}; exec {sys.executable} -m a2c train {flags} {tmp_path / str(most)}"

@@ -17,7 +17,7 @@ from a2c.config.config import Config
 from a2c.envs import trial
 from a2c.envs.atari import STATE_LIMIT, pack, unpack
 from a2c.envs.single import find_spec, make_env
-from a2c.envs.snapshot import Resumable
+from a2c.envs.snapshot import SnapshotWrapper
 from a2c.envs.trial import can_go_on
 from a2c.run.checkpoint import load_checkpoint, save_checkpoint, to_arrays, to_tensors
 from a2c.run.trainer import Trainer
@@ -28,7 +28,7 @@ FUZZ = Path(__file__).parents[1] / "helpers" / "atari_fuzz.py"
 
 
 def game(seed=0, **changes):
-    env = Resumable(make_env(Config(env=BREAKOUT, **changes), find_spec(BREAKOUT), seed))
+    env = SnapshotWrapper(make_env(Config(env=BREAKOUT, **changes), find_spec(BREAKOUT), seed))
     env.reset(seed=seed)
     return env
 

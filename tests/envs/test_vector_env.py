@@ -223,7 +223,7 @@ def test_a_lost_life_ends_an_episode_but_not_the_game(backend):
     actions = random_actions(250, 2, 4, seed=2)
     with playing(BREAKOUT, backend=backend) as envs:
         games = play(envs, actions)[1:]
-    with playing(BREAKOUT, backend=backend, end_of_life=True) as envs:
+    with playing(BREAKOUT, backend=backend, terminal_on_life_loss=True) as envs:
         lives = play(envs, actions)[1:]
     lost = 0
     for (obs, rewards, over, _, whole), (same_obs, same_rewards, terminated, _, info) in zip(games, lives, strict=True):
@@ -241,10 +241,10 @@ def test_a_lost_life_ends_an_episode_but_not_the_game(backend):
 @pytest.mark.parametrize("backend", ["async", "sync"])
 def test_a_life_that_is_lost_in_the_decision_that_is_cut_off_ends_the_episode_for_the_learner(backend):
     actions = random_actions(120, 1, 4, seed=2)
-    with playing(BREAKOUT, backend="sync", end_of_life=True, num_envs=1) as envs:
+    with playing(BREAKOUT, backend="sync", terminal_on_life_loss=True, num_envs=1) as envs:
         lost = next(t for t, step in enumerate(play(envs, actions)[1:], start=1) if step[2][0])
     for cut, terminates in ((lost, True), (lost + 1, False)):
-        settings = {"backend": backend, "end_of_life": True, "num_envs": 1, "max_episode_frames": 4 * cut}
+        settings = {"backend": backend, "terminal_on_life_loss": True, "num_envs": 1, "max_episode_frames": 4 * cut}
         with playing(BREAKOUT, **settings) as envs:
             _, _, terminated, truncated, info = play(envs, actions[:cut])[-1]
             assert (terminated[0], truncated[0]) == (terminates, True)

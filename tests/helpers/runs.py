@@ -43,14 +43,14 @@ def lived(run_dir, name):
 def disturbed(run_dir, disturb, at=2, **changes):
     """A run of 480 decisions, `disturb()` called behind its rollout number `at`; the trainer and its exit code."""
     run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
-    advance, calls = run.advance, []
+    training_step, calls = run.training_step, []
 
-    def advance_and_disturb():
-        rollout = advance()
+    def step_and_disturb():
+        rollout = training_step()
         calls.append(1)
         if len(calls) == at:
             disturb()
         return rollout
 
-    run.advance = advance_and_disturb
+    run.training_step = step_and_disturb
     return run, run.run()

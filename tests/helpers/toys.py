@@ -14,7 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-from a2c.envs.vector_env import GameEnvs
+from a2c.envs.vector_env import MonitoredVectorEnv
 
 N_ACTIONS = 5
 
@@ -101,12 +101,14 @@ class IdentityEnv(gym.Env):
         return np.eye(N_ACTIONS, dtype=np.float32)[self.wanted]
 
 
-def vector(*envs: gym.Env) -> GameEnvs:
+def vector(*envs: gym.Env) -> MonitoredVectorEnv:
     """The environments side by side, under the package's own contract."""
-    return GameEnvs(SyncVectorEnv([partial(_same, env) for env in envs], autoreset_mode=AutoresetMode.SAME_STEP))
+    return MonitoredVectorEnv(
+        SyncVectorEnv([partial(_same, env) for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)
+    )
 
 
-def counting_envs(*lengths: int, ends: str = "terminated", first: int = 0, dtype: Any = np.uint8) -> GameEnvs:
+def counting_envs(*lengths: int, ends: str = "terminated", first: int = 0, dtype: Any = np.uint8) -> MonitoredVectorEnv:
     """One `CountingEnv` per length, with the indices `first, first + 1, ...`."""
     return vector(*(CountingEnv(first + i, length, ends, dtype) for i, length in enumerate(lengths)))
 

@@ -17,8 +17,8 @@ from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 
 # One batch of all environments: rollouts of three players wait in GA3C's queue for the fourth.
-FLAGS = ["--preset", "cartpole", "--num-envs", "8", "--stop-reward", "500", "--no-progress"]
-PARTS = {"a3c": ["--workers", "2"], "ga3c": ["--workers", "4", "--batches-per-rollout", "1"]}
+FLAGS = ["--preset", "cartpole", "--num-envs", "8", "--target-score", "500", "--no-progress"]
+PARTS = {"a3c": ["--workers", "2"], "ga3c": ["--workers", "4", "--num-minibatches", "1"]}
 
 
 def flags_of(algorithm, run_dir, *more):
@@ -37,20 +37,20 @@ def test_games_that_are_rolled_back_leave_no_rows(algorithm, tmp_path, monkeypat
     run_dir, draw = tmp_path / "run", random.Random(0)
     more = ["--total-env-steps", "20000", "--max-worker-restarts", "100", "--log-every", "1e-6"]
     whole = Trainer(parse_config(flags_of(algorithm, run_dir, *more)))
-    advance, kill_at = whole.advance, [3000 * i for i in range(1, 6)]
+    training_step, kill_at = whole.training_step, [3000 * i for i in range(1, 6)]
 
     def advance_and_kill():
-        progress = advance()
+        progress = training_step()
         if kill_at and whole.learner.env_steps >= kill_at[0] and draw.random() < 0.3:
             kill_at.pop(0)
-            os.kill(draw.choice(whole.driver.workers.processes).pid, signal.SIGKILL)
+            os.kill(draw.choice(whole.algorithm.workers.processes).pid, signal.SIGKILL)
         return progress
 
-    whole.advance = advance_and_kill
+    whole.training_step = advance_and_kill
     assert whole.run() == 0 and not kill_at
     state = load_checkpoint(run_dir / "latest.pt")
     played = lengths(run_dir)
-    assert len(played) == whole.scores.games == state["scores"]["games"] > 100
+    assert len(played) == whole.scores.games == state["scores"]["episodes"] > 100
     assert sum(played) <= state["env_steps"]  # no decision stands in two rows
 
 
@@ -59,22 +59,22 @@ def test_at_every_moment_a_resumed_run_would_keep_exactly_the_counted_games(algo
     run_dir, looks = tmp_path / "run", []
     more = ["--total-env-steps", "6000", "--checkpoint-every", "1000"]
     whole = Trainer(parse_config(flags_of(algorithm, run_dir, *more)))
-    advance, save = whole.advance, whole._log_and_save
+    training_step, save = whole.training_step, whole._log_and_save
 
     def look():
         """What `kill -9` would leave now."""
         state = load_checkpoint(run_dir / "latest.pt")
-        looks.append((len(lengths(run_dir, state["env_steps"])), state["scores"]["games"]))
+        looks.append((len(lengths(run_dir, state["env_steps"])), state["scores"]["episodes"]))
 
     def look_and_advance():
         look()
-        return advance()
+        return training_step()
 
     def look_and_save(*args, **kwargs):
         look()
         return save(*args, **kwargs)
 
-    whole.advance, whole._log_and_save = look_and_advance, look_and_save
+    whole.training_step, whole._log_and_save = look_and_advance, look_and_save
     assert whole.run() == 0
     look()
     assert all(rows == games for rows, games in looks) and looks[-1][1] > 50
@@ -98,4 +98,4 @@ def test_rows_equal_games_after_kills_of_the_trainer(algorithm, tmp_path):
         before, where = state["env_steps"], ["--resume", str(run_dir)]
     assert cli.train([*where, "--stop-after", str(before + 2000), "--no-progress"]) == 0
     state = load_checkpoint(run_dir / "latest.pt")
-    assert len(lengths(run_dir)) == state["scores"]["games"] > 50 and sum(lengths(run_dir)) <= state["env_steps"]
+    assert len(lengths(run_dir)) == state["scores"]["episodes"] > 50 and sum(lengths(run_dir)) <= state["env_steps"]

@@ -20,7 +20,7 @@ from a2c.envs.vector_env import Episode
 from a2c.metrics.console import Display, clock, score
 from a2c.metrics.files import exact
 from a2c.metrics.logger import SCORES, RunLogger
-from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, WINDOW, Scores
+from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, WINDOW, ScoreWindow
 from a2c.metrics.plots import draw_curve
 from a2c.metrics.results import moving_mean, read_episodes
 from a2c.networks import MlpA2C
@@ -50,22 +50,22 @@ def events(run_dir):
 
 
 def row_of(env_steps, **changes):
-    return {name: float(i) for i, name in enumerate(METRICS)} | {"env_steps": env_steps, "games": 3, **changes}
+    return {name: float(i) for i, name in enumerate(METRICS)} | {"env_steps": env_steps, "episodes": 3, **changes}
 
 
 def test_scores_keep_a_window_and_the_best_mean_of_a_full_one():
-    scores = Scores()
-    assert math.isnan(scores.mean) and math.isnan(scores.newest) and scores.best_mean == -math.inf
+    scores = ScoreWindow()
+    assert math.isnan(scores.mean) and math.isnan(scores.last_update) and scores.best_mean == -math.inf
     scores.add([50.0] * (WINDOW - 1))
     assert scores.mean == 50.0 and not scores.full and scores.best_mean == -math.inf  # 99 lucky games prove nothing
     scores.add([50.0, -50.0])
-    assert (scores.games, scores.newest, scores.mean, scores.best_mean) == (WINDOW + 1, -50.0, 49.0, 50.0)
+    assert (scores.games, scores.last_update, scores.mean, scores.best_mean) == (WINDOW + 1, -50.0, 49.0, 50.0)
     scores.add([0.0] * WINDOW)
     assert (scores.mean, scores.best_mean) == (0.0, 50.0)
 
 
 def test_scores_survive_a_checkpoint():
-    scores, again = Scores(), Scores()
+    scores, again = ScoreWindow(), ScoreWindow()
     scores.add(float(i) for i in range(WINDOW + 20))
     again.load_state_dict(scores.state_dict())
     for both in (scores, again):
@@ -154,7 +154,7 @@ def test_a_half_written_last_line_is_dropped_on_resume(tmp_path):
 
 
 def test_learning_metrics_describe_the_gradient_before_the_clip():
-    config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, batches_per_rollout=1)
+    config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, num_minibatches=1)
     batch = [Experience(np.ones(3, np.float32) * i, i % 2, 5.0, None) for i in range(4)]
     found = []
     for max_grad_norm in (1e6, 1e-3):  # a clip that does nothing, one that does
@@ -225,7 +225,7 @@ def test_a_row_before_the_first_update_can_be_shown(terminal, capsys):
     else:
         display.show(row)
     display.close()
-    assert "games" in capsys.readouterr().out
+    assert "episodes" in capsys.readouterr().out
 
 
 def shown_on_a_terminal(monkeypatch, kind, act):

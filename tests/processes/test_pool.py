@@ -9,12 +9,12 @@ import troubled
 
 from a2c.processes import pool as workers
 from a2c.processes.errors import WorkerError
-from a2c.processes.pool import Workers
+from a2c.processes.pool import WorkerPool
 
 
 def test_messages_come_in_order_with_the_worker_s_number_until_all_have_done_their_part():
     heard = {0: [], 1: []}
-    with closing(Workers(troubled.two_words, [("a", "b"), ("c", [1, 2])], 5.0)) as staff:
+    with closing(WorkerPool(troubled.two_words, [("a", "b"), ("c", [1, 2])], 5.0)) as staff:
         while staff.at_work:
             for number, message in staff.receive():
                 heard[number].append(message)
@@ -32,7 +32,7 @@ def test_messages_come_in_order_with_the_worker_s_number_until_all_have_done_the
 )
 def test_trouble_ends_the_wait(work, said, monkeypatch):
     monkeypatch.setattr(workers, "START_TIMEOUT", 0.0)
-    with closing(Workers(work, [(), ()], 1.0)) as staff:
+    with closing(WorkerPool(work, [(), ()], 1.0)) as staff:
         for silent in staff.silent:  # only the start may take longer
             staff.silent[silent] = -20.0 if work is not troubled.silence else 0.0
         began = time.perf_counter()
@@ -46,12 +46,12 @@ def test_trouble_ends_the_wait(work, said, monkeypatch):
 
 
 def test_the_first_messages_of_all_are_awaited():
-    with closing(Workers(troubled.two_words, [(n, 10 + n) for n in range(3)], 5.0)) as staff:
+    with closing(WorkerPool(troubled.two_words, [(n, 10 + n) for n in range(3)], 5.0)) as staff:
         assert sorted(staff.await_all())[:3] == [0, 1, 2]
 
 
 def test_a_silent_worker_is_noticed_while_another_keeps_the_trainer_busy(monkeypatch):
-    with closing(Workers(troubled.chatter_or_silence, [(True,), (False,)], 1.0)) as staff:
+    with closing(WorkerPool(troubled.chatter_or_silence, [(True,), (False,)], 1.0)) as staff:
         staff.await_all()
         began = time.perf_counter()
         with pytest.raises(WorkerError, match="gave no answer within 1 seconds"):
@@ -62,7 +62,7 @@ def test_a_silent_worker_is_noticed_while_another_keeps_the_trainer_busy(monkeyp
 
 
 def test_a_worker_that_was_made_to_wait_has_not_been_silent():
-    with closing(Workers(troubled.patience, [()], 2.0)) as staff:
+    with closing(WorkerPool(troubled.patience, [()], 2.0)) as staff:
         staff.await_all()
         end = time.perf_counter() + 1.2
         while time.perf_counter() < end:
@@ -73,7 +73,7 @@ def test_a_worker_that_was_made_to_wait_has_not_been_silent():
 
 def test_a_worker_that_cannot_start_is_a_worker_error(monkeypatch):
     with pytest.raises(WorkerError, match="a worker failed"):
-        Workers(troubled.two_words, [(lambda: None, 1)], 1.0)  # cannot be sent
+        WorkerPool(troubled.two_words, [(lambda: None, 1)], 1.0)  # cannot be sent
 
 
 def test_no_shared_memory_is_a_worker_error():

@@ -32,27 +32,29 @@ PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-step
 def play(run_dir, flags, disturb=None):
     """A run whose `disturb(trainer)` is called behind its fifth rollout; its last checkpoint."""
     run = Trainer(parse_config([*flags, "--run-dir", str(run_dir)]))
-    advance, calls = run.advance, []
+    training_step, calls = run.training_step, []
 
-    def advance_and_disturb():
-        rollout = advance()
+    def step_and_disturb():
+        rollout = training_step()
         calls.append(1)
         if len(calls) == 5 and disturb:
             disturb(run)
         return rollout
 
-    run.advance = advance_and_disturb
+    run.training_step = step_and_disturb
     assert run.run() == 0
     return load_checkpoint(run_dir / "latest.pt")
 
 
 def worker(run, group, row):
-    return run.driver.groups[group].env.processes[row].pid
+    return run.algorithm.groups[group].env.processes[row].pid
 
 
 DISTURBANCES = {
     "kill": lambda run: os.kill(worker(run, 1, 3), signal.SIGKILL),
-    "kill all": lambda run: [os.kill(p.pid, signal.SIGKILL) for envs in run.driver.groups for p in envs.env.processes],
+    "kill all": lambda run: [
+        os.kill(p.pid, signal.SIGKILL) for envs in run.algorithm.groups for p in envs.env.processes
+    ],
     "stop": lambda run: os.kill(worker(run, 0, 0), signal.SIGSTOP),
 }
 
@@ -99,33 +101,33 @@ def test_trouble_that_passes_is_overcome(trouble, tmp_path, capsys):
 def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 1)
     run = Trainer(parse_config([*PONG, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
-    advance, killed = run.advance, set()
+    training_step, killed = run.training_step, set()
 
     def advance_and_kill():
         steps = run.learner.env_steps
         if steps % 640 == 0 and steps not in killed:
             killed.add(steps)
             os.kill(worker(run, 0, 1), signal.SIGKILL)
-        return advance()
+        return training_step()
 
-    run.advance = advance_and_kill
+    run.training_step = advance_and_kill
     assert run.run() == 0 and len(killed) == 4
 
 
 def test_workers_that_cannot_start_end_the_run(tmp_path, monkeypatch):
     run = Trainer(parse_config([*PONG, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
-    advance, starts = run.advance, []
+    training_step, starts = run.training_step, []
 
     def refuse(state):
         starts.append(1)
         raise WorkerError("the process of an environment died")
 
     def advance_and_kill():
-        monkeypatch.setattr(run.driver, "start", refuse)
+        monkeypatch.setattr(run.algorithm, "start", refuse)
         os.kill(worker(run, 0, 1), signal.SIGKILL)
-        return advance()
+        return training_step()
 
-    run.advance = advance_and_kill
+    run.training_step = advance_and_kill
     with pytest.raises(WorkerError, match="3 times without progress"):
         run.run()
     assert len(starts) == 2
@@ -160,7 +162,7 @@ def test_the_best_policy_is_not_overwritten_by_a_worse_one_after_a_heal(tmp_path
     )
     run.claim()
     run.start()
-    run._open_record()
+    run._open_outputs()
     run.scores.add([300.0] * 100)
     assert run._save(run._remember())
     run._heal(WorkerError("an environment died"))
@@ -176,9 +178,9 @@ def test_windows_do_not_run_on_into_new_games(tmp_path):
     run = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
     run.claim()
     run.start()
-    run._open_record()
+    run._open_outputs()
     for _ in range(2):
-        run.advance()
+        run.training_step()
     run._remember()
     assert [len(window) for window in run.learner.windows.open] == [2, 2]
     run._heal(WorkerError("an environment died"))
@@ -331,7 +333,7 @@ def test_a_run_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, caps
     run = Trainer(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))
     run.claim()
     run.start()
-    run._open_record()
+    run._open_outputs()
     run.close()  # as much as a kill would have left
     assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "320"]) == 0
     assert "resumed at 0 env_steps; its games go on" in capsys.readouterr().out

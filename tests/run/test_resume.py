@@ -22,7 +22,7 @@ from a2c.cli.flags import parse_config
 from a2c.config.config import Config
 from a2c.envs.atari import AtariGame
 from a2c.envs.single import find_spec, make_env
-from a2c.envs.snapshot import Resumable
+from a2c.envs.snapshot import SnapshotWrapper
 from a2c.run.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
 from a2c.run.trainer import Trainer
 
@@ -49,7 +49,7 @@ CASES = {
             "sync",
             "--num-envs",
             "2",
-            "--end-of-life",
+            "--terminal-on-life-loss",
             "--precision",
             "bfloat16",
         ),
@@ -103,7 +103,7 @@ def test_a_native_run_resumes_with_new_games_and_says_so(tmp_path, capsys):
 @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "CartPole-v1"])
 def test_a_snapshot_restores_into_another_environment(env):
     def fresh(seed):
-        game = Resumable(make_env(Config(env=env), find_spec(env), seed))
+        game = SnapshotWrapper(make_env(Config(env=env), find_spec(env), seed))
         game.reset(seed=seed)
         return game
 
@@ -121,7 +121,7 @@ def test_a_snapshot_restores_into_another_environment(env):
 
 def test_a_restored_game_ends_with_the_same_pictures_wherever_in_a_decision_it_ends():
     config = Config(env="BreakoutNoFrameskip-v4", frame_size=42)
-    straight, other = (Resumable(make_env(config, find_spec(config.env), seed)) for seed in (0, 1))
+    straight, other = (SnapshotWrapper(make_env(config, find_spec(config.env), seed)) for seed in (0, 1))
     other.reset(seed=1)
     random, frames = np.random.default_rng(0), []
     for game in range(8):
@@ -139,7 +139,7 @@ def test_a_restored_game_ends_with_the_same_pictures_wherever_in_a_decision_it_e
 
 
 def test_a_saved_atari_game_is_small():
-    game = Resumable(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    game = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
     game.reset(seed=0)
     for _ in range(50):
         game.step(2)
@@ -158,10 +158,10 @@ def test_games_that_do_not_come_back_exactly_start_anew_and_the_run_says_so(tmp_
 
 
 def test_an_emulator_that_does_not_take_its_state_back_is_noticed(monkeypatch):
-    game = Resumable(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    game = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
     game.reset(seed=0)
 
-    other = Resumable(make_env(Config(), find_spec("PongNoFrameskip-v4"), 1))
+    other = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 1))
     other.reset(seed=1)
     monkeypatch.setattr(ale_py.ALEInterface, "restoreState", lambda self, state: None)
     other.snapshot = game.snapshot
@@ -171,7 +171,7 @@ def test_an_emulator_that_does_not_take_its_state_back_is_noticed(monkeypatch):
 def test_a_resumed_run_may_change_what_the_environments_do(tmp_path):
     flags = ["--env", "BreakoutNoFrameskip-v4", "--backend", "sync", "--num-envs", "2", "--network", "small"]
     run(tmp_path / "run", [*flags, "--frame-size", "42"], [40])
-    changes = ["--end-of-life", "--max-episode-frames", "200", "--noop-max", "0", "--stop-after", "200"]
+    changes = ["--terminal-on-life-loss", "--max-episode-frames", "200", "--noop-max", "0", "--stop-after", "200"]
     trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), *changes]))
     assert trainer.run() == 0
     with open(tmp_path / "run" / "episodes.csv", newline="", encoding="utf-8") as file:
@@ -226,7 +226,7 @@ LOST = [
     ids=str,
 )
 def test_state_that_a_snapshot_cannot_hold_is_noticed(hidden, exact):
-    first, other = Resumable(Odd(hidden)), Resumable(Odd(copy.deepcopy(hidden)))
+    first, other = SnapshotWrapper(Odd(hidden)), SnapshotWrapper(Odd(copy.deepcopy(hidden)))
     first.step(1)
     other.snapshot = to_arrays(to_tensors(first.snapshot))
     assert (other.exact, other.refusal) == (exact, "")
@@ -248,7 +248,7 @@ def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, mon
 
 
 def test_texts_that_have_changed_are_restored():
-    first, other = (Resumable(Odd(np.array(["S", "F"]))) for _ in range(2))
+    first, other = (SnapshotWrapper(Odd(np.array(["S", "F"]))) for _ in range(2))
     first.unwrapped.hidden[1] = "H"
     other.snapshot = to_arrays(to_tensors(first.snapshot))
     assert other.exact and other.unwrapped.hidden.tolist() == ["S", "H"]
@@ -258,7 +258,7 @@ def test_texts_that_have_changed_are_restored():
 @pytest.mark.parametrize("late", [{1, 2}, 3, deque([1])])
 @pytest.mark.parametrize("where", ["saved", "restored"])
 def test_an_attribute_that_one_environment_alone_has_is_noticed(where, late):
-    first, other = Resumable(Odd(0)), Resumable(Odd(0))
+    first, other = SnapshotWrapper(Odd(0)), SnapshotWrapper(Odd(0))
     (first if where == "saved" else other).unwrapped.late = late
     other.snapshot = to_arrays(to_tensors(first.snapshot))
     assert other.exact == (where == "saved" and late == 3) and not other.refusal

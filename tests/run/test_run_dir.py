@@ -59,7 +59,7 @@ def test_links_at_every_predictable_name_lead_nowhere(where, prepared, tmp_path)
         (prepared / name).symlink_to(target)
         if where == "file":
             target.write_text("precious")
-    assert resume(prepared, "--stop-reward", "5", "--num-envs", "4") == 0
+    assert resume(prepared, "--target-score", "5", "--num-envs", "4") == 0
     assert load_checkpoint(prepared / "latest.pt")["env_steps"] == 400
     left = {path.name: path.read_text() for path in outside.iterdir()}
     assert left == ({target.name: "precious" for target in traps.values()} if where == "file" else {})
@@ -288,7 +288,7 @@ def test_a_resume_that_is_killed_anywhere_can_be_resumed(prepared, tmp_path):
 def test_a_removed_directory_is_locked_again(tmp_path):
     run_dir, refused = tmp_path / "run", []
     run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80))
-    advance, calls = run.advance, []
+    training_step, calls = run.training_step, []
 
     def advance_and_look():
         calls.append(1)
@@ -298,9 +298,9 @@ def test_a_removed_directory_is_locked_again(tmp_path):
             with pytest.raises(ValueError, match="in use by another process") as refusal:
                 RunLock(run_dir).take()
             refused.append(refusal)
-        return advance()
+        return training_step()
 
-    run.advance = advance_and_look
+    run.training_step = advance_and_look
     assert run.run() == 0 and refused
     lock = RunLock(run_dir)
     lock.take()  # free behind the run, its last picture included
@@ -490,4 +490,4 @@ def test_a_table_that_is_not_ours_begins_anew_and_readers_skip_what_is_no_number
     read = read_table(path, ("env_steps", "score"))
     assert read["env_steps"].tolist() == [1, 4, 6] and str(read["score"].tolist()) == "[5.0, nan, -inf]"
     with pytest.raises(ValueError, match="got none called lag"):
-        read_table(path, ("env_steps", "lag"))
+        read_table(path, ("env_steps", "policy_lag"))

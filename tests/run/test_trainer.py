@@ -14,7 +14,7 @@ from a2c.cli import commands as cli
 from a2c.config.config import Config
 from a2c.metrics.meters import METRICS
 from a2c.run.checkpoint import load_checkpoint
-from a2c.run.outputs import Record
+from a2c.run.outputs import RunOutputs
 from a2c.run.trainer import Trainer
 
 
@@ -56,7 +56,7 @@ def test_every_documented_metric_is_written(run_dir):
 
 def test_the_games_of_a_run_are_all_written(run_dir):
     games, last = rows(run_dir / "episodes.csv"), rows(run_dir / "metrics.csv")[-1]
-    assert len(games) == int(last["games"]) > 5
+    assert len(games) == int(last["episodes"]) > 5
     lengths = [int(game["length"]) for game in games]
     assert [float(game["score"]) for game in games] == lengths and 480 - 4 * 100 < sum(lengths) <= 480
     assert float(last["reward"]) == lengths[-1] and float(last["reward_100"]) == pytest.approx(
@@ -92,11 +92,11 @@ def test_a_resumed_run_goes_on_in_its_directory(tmp_path, capsys):
     after = load_checkpoint(run_dir / "latest.pt")
     assert (before["env_steps"], before["updates"]) == (240, 12)
     assert (after["env_steps"], after["updates"]) == (400, 20)
-    assert after["seconds"] > before["seconds"] and after["scores"]["games"] > before["scores"]["games"]
+    assert after["seconds"] > before["seconds"] and after["scores"]["episodes"] > before["scores"]["episodes"]
     steps = after["optimizer"]["state"][0]["step"]
     assert int(steps) == 20  # Adam's moments went on too
     assert [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")] == [80, 160, 240, 320, 400]
-    assert len(rows(run_dir / "episodes.csv")) == after["scores"]["games"]
+    assert len(rows(run_dir / "episodes.csv")) == after["scores"]["episodes"]
     assert list(tmp_path.iterdir()) == [run_dir]
 
 
@@ -107,7 +107,7 @@ def test_resuming_a_finished_run_ends_at_once(run_dir):
 
 
 def test_a_run_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
-    trainer = Trainer(tiny(tmp_path / "run", total_env_steps=100_000, stop_reward=5.0, num_envs=8))
+    trainer = Trainer(tiny(tmp_path / "run", total_env_steps=100_000, target_score=5.0, num_envs=8))
     assert trainer.run() == 0
     assert trainer.scores.games >= 100 and trainer.learner.env_steps < 10_000  # random play scores 20 or so
     assert load_checkpoint(tmp_path / "run" / "best.pt")["env_steps"] == trainer.learner.env_steps
@@ -115,9 +115,9 @@ def test_a_run_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
 
 def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
     saved = []
-    save = Record.save
+    save = RunOutputs.save
     monkeypatch.setattr(
-        Record, "save", lambda self, name, state: saved.append(state["env_steps"]) or save(self, name, state)
+        RunOutputs, "save", lambda self, name, state: saved.append(state["env_steps"]) or save(self, name, state)
     )
     Trainer(tiny(tmp_path / "run", checkpoint_every=150)).run()
     assert saved == [0, 160, 320, 480]
@@ -205,16 +205,16 @@ def test_a_signal_while_the_workers_start_ends_the_run_too(tmp_path):
 
 def test_a_gradient_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every=80))
-    advance, calls = trainer.advance, []
+    training_step, calls = trainer.training_step, []
 
     def poison():
         calls.append(1)
         if len(calls) == 3:
             with torch.no_grad():
                 trainer.learner.net.value[-1].bias.fill_(float("nan"))
-        return advance()
+        return training_step()
 
-    trainer.advance = poison
+    trainer.training_step = poison
     with pytest.raises(FloatingPointError, match=r"policy loss is nan at update 9;"):
         trainer.run()
     state = load_checkpoint(tmp_path / "run" / "latest.pt")

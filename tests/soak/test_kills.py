@@ -75,7 +75,7 @@ def test_killing_workers_at_any_moment_costs_nothing(tmp_path, monkeypatch):
     def kill():
         while not over.wait(draw.uniform(0.2, 1.5)):
             workers = [
-                p for envs in list(run.driver.groups) for p in getattr(envs.env, "processes", []) if p.is_alive()
+                p for envs in list(run.algorithm.groups) for p in getattr(envs.env, "processes", []) if p.is_alive()
             ]
             if workers and hasattr(run, "record") and len(kills) < KILLS:
                 os.kill(draw.choice(workers).pid, signal.SIGKILL)

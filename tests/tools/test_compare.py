@@ -38,7 +38,7 @@ def test_it_leaves_a_run_per_algorithm_a_table_and_a_picture(out):
         assert state["env_steps"] / float(row["steps_per_second"]) == seconds
         assert state["updates"] / float(row["updates_per_second"]) == seconds
         assert row["steps_to_target"] == ""  # nobody stands for 475 after so short a time
-    assert float(rows["a2c"]["lag"]) == 1.5  # four batches: 0, 1, 2, 3
+    assert float(rows["a2c"]["policy_lag"]) == 1.5  # four batches: 0, 1, 2, 3
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -59,7 +59,7 @@ def test_the_same_command_takes_up_what_is_there(out, capfd):
         (["--log-eps", "0.1"], "log_eps must be 0.0"),
         (["--algorithms", "ga3c", "--log-eps", "0"], "log_eps must be 1e-06"),
         (["--lstm-units", "3"], "lstm_units must be 16"),
-        (["--stop-reward", "200"], "stop_reward must be 475.0"),
+        (["--target-score", "200"], "target_score must be 475.0"),
         (["--total-env-steps", "9000"], "total_env_steps must be 3000"),
     ],
 )
@@ -195,7 +195,7 @@ def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
 
 
 def test_its_run_ends_with_it_when_it_is_killed(tmp_path):
-    flags = [*TINY, "--total-env-steps", "100000000", "--stop-reward", "1000", "--algorithms", "a3c"]
+    flags = [*TINY, "--total-env-steps", "100000000", "--target-score", "1000", "--algorithms", "a3c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
     comparison = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait_for(lambda: has_rows(tmp_path / "out" / "a3c-0" / "metrics.csv"), 120)

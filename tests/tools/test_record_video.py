@@ -24,7 +24,7 @@ from a2c.envs.single import find_spec, make_env
 from a2c.policy import sample
 from a2c.tools import record_video as recording
 from a2c.tools.load import load_policy
-from a2c.tools.record_video import Film, record
+from a2c.tools.record_video import Video, record
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "20", "--no-progress"]
 
@@ -47,21 +47,21 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         write(path, shown, fps)
 
     monkeypatch.setitem(recording.WRITERS, ".gif", keep)
-    film = record(run, tmp_path / "game.gif", greedy=greedy, seed=3)
+    video = record(run, tmp_path / "game.gif", greedy=greedy, seed=3)
 
     config, net, _ = load_policy(run)
     config = replace(config, seed=3, num_envs=1, threads=1)
     with closing(Compute(config)) as compute:
         net = make_replica(net, compute)  # in the precision in which it was trained
     env = make_env(config, find_spec(config.env), row_seeds(config)[0], render_mode="rgb_array")
-    draw, memory, first = torch.Generator().manual_seed(3), None, True
+    draw, rnn_state, first = torch.Generator().manual_seed(3), None, True
     obs, _ = env.reset(seed=row_seeds(config)[0])
     seen, points, over = [env.ale.getScreenRGB()], 0.0, False
     while not over:
         with torch.no_grad():
-            if hasattr(net, "memory_size"):
-                memory = torch.zeros(1, net.memory_size) if first else memory
-                logits, _, memory = net.step(torch.from_numpy(obs.copy())[None], memory)
+            if hasattr(net, "rnn_state_size"):
+                rnn_state = torch.zeros(1, net.rnn_state_size) if first else rnn_state
+                logits, _, rnn_state = net.step(torch.from_numpy(obs.copy())[None], rnn_state)
             else:
                 logits, _ = net(torch.from_numpy(obs.copy())[None])
         first = False
@@ -70,7 +70,7 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         over, points = terminated or truncated, points + reward
         seen.append(env.ale.getScreenRGB())
     env.close()
-    assert film == Film(points, 60, True) and len(seen) == 61
+    assert video == Video(points, 60, True) and len(seen) == 61
     assert len(shown) == len(seen) and all(np.array_equal(a, b) for a, b in zip(shown, seen, strict=True))
     with Image.open(tmp_path / "game.gif") as gif:
         assert gif.size == (160, 210)
@@ -80,9 +80,9 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
 def test_an_mp4_holds_a_picture_per_decision(run, capsys):
     assert cli.main(["record", str(run)]) == 0
     assert "score" in (line := capsys.readouterr().out) and "60 decisions" in line
-    film = cv2.VideoCapture(str(run / "game.mp4"))
-    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (61, 15)
-    ok, picture = film.read()
+    video = cv2.VideoCapture(str(run / "game.mp4"))
+    assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (61, 15)
+    ok, picture = video.read()
     assert ok and picture.shape == (630, 480, 3)
     red = picture[300, 240, ::-1]  # Pong's brown: red leads
     assert red[0] > red[1] > red[2]
@@ -157,9 +157,9 @@ def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, cap
         assert line.startswith("error: env must") and line.count("\n") == 1
         return
     assert code == 0 and "score 7, 7 decisions" in capsys.readouterr().out
-    film = cv2.VideoCapture(str(run_dir / "game.mp4"))
-    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (8, 10)
-    assert film.read()[1].shape == (30, 500, 3)
+    video = cv2.VideoCapture(str(run_dir / "game.mp4"))
+    assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (8, 10)
+    assert video.read()[1].shape == (30, 500, 3)
 
 
 def test_a_game_without_an_end_is_cut_and_said_to_be(run, tmp_path, capsys, monkeypatch):
