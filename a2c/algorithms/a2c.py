@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
@@ -14,7 +13,6 @@ from a2c.envs.make import make_groups
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
-from a2c.run.checkpoint import LATEST, loading
 
 
 class A2C:
@@ -24,19 +22,20 @@ class A2C:
         self.config, self.learner, self.compute = config, learner, compute
         self.groups: list[MonitoredVectorEnv] = []
 
-    def start(self, state: dict[str, Any] | None) -> bool:
-        """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
+    def start(self, new_run: bool) -> None:
+        """Start the environments; the first observations of a new run feed the normaliser."""
         config, learner, env_steps = self.config, self.learner, self.learner.env_steps
         self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
         steps = 1 if config.sliding_batch else config.rollout_steps
         self.collector = Collector(self.groups, learner.replica, steps, self.compute, config.seed + env_steps)
-        if state is None:
+        if new_run:
             learner.update_normalizer(self.collector.buffers.next_obs[None])
-            return False
-        with loading((config.resume or Path()) / LATEST):
-            same = self.collector.load_state_dict(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on with the episodes of `state_dict`; False where new episodes have begun in every environment."""
+        same = self.collector.load_state_dict(state)
         if not same:
-            learner.windows.new_games(config.num_envs)
+            self.learner.windows.new_games(self.config.num_envs)
         return same
 
     def training_step(self) -> TrainingStats:

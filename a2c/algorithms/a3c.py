@@ -67,8 +67,8 @@ class A3C:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
         self.workers: WorkerPool | None = None
 
-    def start(self, state: dict[str, Any] | None) -> bool:
-        """Start the workers. Their games cannot be saved, so a resumed run begins new ones: False."""
+    def start(self, new_run: bool) -> None:
+        """Start the workers."""
         config, learner = self.config, self.learner
         tasks = make_tasks(config, learner.env_steps)
         allow_workers(config, tasks)
@@ -79,11 +79,14 @@ class A3C:
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
         share([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:3], *seen])
-        arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, state is None) for task in tasks]
+        arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
         counters.merge_into(learner.net)
         counters.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """False: running episodes cannot be saved, so every environment starts a new one."""
         return False
 
     def training_step(self) -> TrainingStats:

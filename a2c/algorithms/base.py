@@ -8,9 +8,9 @@ from a2c.envs.vector_env import Episode
 
 
 class TrainingStats(NamedTuple):
-    """What a driver did since it was asked: the games that ended, and seconds of wall time per stage.
+    """What one training step did: decisions, the episodes that ended, and seconds of wall time per stage.
 
-    The stages are env, act and learn; what goes on in several processes is their mean.
+    The stages are env, act and learn; of several processes it is their mean.
     """
 
     env_steps: int
@@ -19,19 +19,22 @@ class TrainingStats(NamedTuple):
 
 
 class Algorithm(Protocol):
-    """Who plays and learns: what the trainer asks of `a2c`, `a3c` and `ga3c` alike."""
+    """Who collects and who learns: what the trainer asks of `a2c`, `a3c` and `ga3c` alike."""
 
-    def start(self, state: dict[str, Any] | None) -> bool:
-        """New environments; True where they go on with the games of `state`, which `state_dict` gave."""
+    def start(self, new_run: bool) -> None:
+        """Start environments and workers; `new_run`: the first observations feed the normaliser."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """After `start`: go on with the episodes of `state_dict`; False where new episodes have begun."""
 
     def training_step(self) -> TrainingStats:
-        """Play and learn for a while."""
+        """Collect experience and learn from it."""
 
     def drain(self) -> TrainingStats:
         """Finish what is under way."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The games as they stand, as far as they can be saved."""
+        """The running episodes, as far as they can be saved."""
 
     def close(self, failed: bool = False) -> None:
         """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""

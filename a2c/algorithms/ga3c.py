@@ -49,8 +49,8 @@ class GA3C:
         self.workers: WorkerPool | None = None
         self.predictor: Predictor | None = None
 
-    def start(self, state: dict[str, Any] | None) -> bool:
-        """Start players and predictor. Games cannot be saved, so a resumed run begins new ones: False."""
+    def start(self, new_run: bool) -> None:
+        """Start actors and predictor."""
         config, learner = self.config, self.learner
         tasks = make_tasks(config, learner.env_steps)
         allow_workers(config, tasks)
@@ -64,10 +64,13 @@ class GA3C:
         for _, _, there in arguments:
             there.close()  # so that the player's end is the only one
         for played in self.workers.await_all():
-            if state is None:
+            if new_run:
                 learner.update_normalizer(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
         self.queue, self.waiting = [], []
         self.predictor = Predictor(learner, all_buffers, self.compute)
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """False: running episodes cannot be saved, so every environment starts a new one."""
         return False
 
     def training_step(self) -> TrainingStats:

@@ -98,7 +98,7 @@ class Trainer:
                     except WorkerError as error:
                         self._heal(error)
             except WorkerError:
-                if not self.stop or hasattr(self, "record"):
+                if not self.stop or hasattr(self, "outputs"):
                     raise
                 return 128 + self.stop.number  # it ended workers that had just been started
             except KeyboardInterrupt:  # a second SIGINT
@@ -125,19 +125,21 @@ class Trainer:
         if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
-        games = self.resumed and self.resumed["collector"]
+        games = self.resumed["collector"] if self.resumed else None
         if games and self.config.algorithm == "a2c":
             with loading(self.run_dir / LATEST):
                 if not can_go_on(self.config, games["envs"]):
                     games["envs"] = [None for _ in games["envs"]]
-        self.games_go_on = self.algorithm.start(games)
+        self.algorithm.start(new_run=not self.resumed)
+        with loading(self.run_dir / LATEST):
+            self.games_go_on = games is not None and self.algorithm.load_state_dict(games)
         self._remember()
 
     def close(self) -> None:
         """End threads, environments, record and lock, each whatever becomes of the others."""
         with ExitStack() as closing:  # calls back in reverse: the threads that use environments end first
             closing.callback(self.lock.release)
-            for part in (getattr(self, "record", None), getattr(self, "driver", None), self.compute):
+            for part in (getattr(self, "outputs", None), getattr(self, "algorithm", None), self.compute):
                 if part is not None:
                     closing.callback(part.close)
 
@@ -162,7 +164,8 @@ class Trainer:
                     self._finish(state)
                 raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
             try:
-                same = self.algorithm.start(state["collector"])
+                self.algorithm.start(new_run=False)
+                same = self.algorithm.load_state_dict(state["collector"])
                 break
             except (WorkerError, ValueError) as again:
                 error = again if isinstance(again, WorkerError) else WorkerError(str(again))

@@ -77,7 +77,7 @@ def test_killing_workers_at_any_moment_costs_nothing(tmp_path, monkeypatch):
             workers = [
                 p for envs in list(run.algorithm.groups) for p in getattr(envs.env, "processes", []) if p.is_alive()
             ]
-            if workers and hasattr(run, "record") and len(kills) < KILLS:
+            if workers and hasattr(run, "outputs") and len(kills) < KILLS:
                 os.kill(draw.choice(workers).pid, signal.SIGKILL)
                 kills.append(run.learner.env_steps)
 
