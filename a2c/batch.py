@@ -1,17 +1,17 @@
-"""From experience to what the loss takes: states, actions and bootstrapped returns."""
+"""From experience to what the loss takes: bootstrapped returns, beside the network's outputs."""
 
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c.policy import step
+from a2c.policy import replay, step
 from a2c.returns import lambda_returns
 from a2c.rollout import Rollout
 
@@ -29,6 +29,74 @@ class Experience(NamedTuple):
     reward: float
     last_state: Any | None
     reward_steps: int | None = None
+
+
+@dataclass
+class Transitions:
+    """A minibatch of n-step transitions."""
+
+    items: Sequence[Experience]
+
+    def split(self, parts: int) -> list[Transitions]:
+        """At most `parts` minibatches of almost equal size."""
+        size = -(-len(self.items) // parts)
+        return [Transitions(self.items[i : i + size]) for i in range(0, len(self.items), size)]
+
+    def policy_lag(self, updates: int) -> float:
+        """0: their windows run on across updates, so no single policy acted in them."""
+        return 0.0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Batch(NamedTuple):
+    """What the loss takes: the network's outputs, which carry the graph, and what they are compared with."""
+
+    logits: Tensor  # [B, A]
+    values: Tensor  # [B]
+    actions: Tensor  # [B] int64
+    returns: Tensor  # [B] float32
+    behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
+
+
+def rollout_batch(
+    rollout: Rollout, net: nn.Module, *, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool
+) -> Batch:
+    """Forward pass on `[T, N]`, then the returns, then one flatten.
+
+    `off_policy`: the network has moved since it acted, so the importance ratio needs the behaviour's probabilities.
+    """
+    logits, values = replay(net, rollout.obs, rollout.starts, rollout.rnn_state)  # [T, N, A], [T, N]
+    returns = rollout_returns(rollout, net, gamma=gamma, gae_lambda=gae_lambda, reward_clip=reward_clip)  # [T, N]
+    behaviour = rollout.log_probs.flatten() if off_policy else None
+    return Batch(logits.flatten(0, 1), values.flatten(), rollout.actions.flatten(), returns.flatten(), behaviour)
+
+
+def transition_batch(
+    transitions: Sequence[Any], net: nn.Module, device: str | torch.device, *, gamma: float, reward_steps: int
+) -> Batch:
+    """Forward pass on the states of `transitions` and their n-step returns."""
+    states, actions, returns = _unpack_transitions(transitions, net, device, gamma, reward_steps)
+    logits, values = net(states)
+    return Batch(logits, _flat(values, len(states)), actions, returns)
+
+
+@torch.no_grad()
+def rollout_returns(rollout: Rollout, net: nn.Module, *, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:
+    """The lambda-returns `[T, N]` of a rollout; `net` values what follows its last step and its truncated ones."""
+    envs = rollout.actions.shape[1]
+    after = torch.cat([rollout.next_obs, rollout.final_obs])  # [N + K, ...]
+    rnn_state = torch.cat([rollout.next_rnn_state, rollout.final_rnn_state])
+    starts = torch.zeros(len(after), dtype=torch.bool, device=after.device)  # no episode starts there
+    bootstrap = _flat(step(net, after, rnn_state, starts)[1], len(after))  # [N + K]
+    next_values = torch.cat([rollout.values[1:], bootstrap[None, :envs]])  # [T, N]
+    t, n = rollout.final_index.unbind(1)
+    next_values[t, n] = bootstrap[envs:]
+    rewards = rollout.rewards.clamp(-reward_clip, reward_clip) if reward_clip else rollout.rewards
+    return lambda_returns(
+        rewards, next_values, rollout.terminated, rollout.truncated, gamma=gamma, gae_lambda=gae_lambda
+    )
 
 
 @torch.no_grad()
@@ -71,32 +139,6 @@ def unpack_batch(
             actions that are no integers, states of different shapes, values of another shape, or a rollout whose
             `final_index` does not name its truncated steps.
     """
-    if isinstance(batch, Rollout):
-        batch.check()
-        rewards = batch.rewards
-    else:
-        rewards = torch.tensor([float(e.reward) for e in batch])
-    if not rewards.isfinite().all():
-        raise ValueError(f"rewards must be finite, got {rewards[~rewards.isfinite()][0].item()}")
-    states, actions, returns = unpack_views(
-        batch, net, device, gamma=gamma, reward_steps=reward_steps, gae_lambda=gae_lambda, reward_clip=reward_clip
-    )
-    return (states.clone(), actions.clone(), returns) if isinstance(batch, Rollout) else (states, actions, returns)
-
-
-@torch.no_grad()
-def unpack_views(
-    batch: Sequence[Any] | Rollout,
-    net: nn.Module,
-    device: str | torch.device,
-    *,
-    gamma: float,
-    reward_steps: int,
-    gae_lambda: float,
-    reward_clip: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`unpack_batch` without what training has no need of: states and actions may be views of a rollout, which
-    the next one overwrites, and neither rewards nor `final_index` are checked."""
     if len(batch) == 0:
         raise ValueError("batch must hold at least 1 transition, got 0")
     if not 0.0 <= gamma <= 1.0:
@@ -105,9 +147,21 @@ def unpack_views(
         raise ValueError(f"reward_clip must be at least 0, got {reward_clip}")
     reward_steps = _count(reward_steps)
     if isinstance(batch, Rollout):
-        return _unpack_rollout(batch, net, device, gamma, gae_lambda, reward_clip)
+        batch.check()
+        _check_finite(batch.rewards)
+        batch = batch.to(device)
+        returns = rollout_returns(batch, net, gamma=gamma, gae_lambda=gae_lambda, reward_clip=reward_clip)
+        return batch.obs.flatten(0, 1).clone(), batch.actions.flatten().clone(), returns.flatten()
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
+    _check_finite(torch.tensor([float(e.reward) for e in batch]))
+    return _unpack_transitions(batch, net, device, gamma, reward_steps)
+
+
+@torch.no_grad()
+def _unpack_transitions(
+    batch: Sequence[Any], net: nn.Module, device: str | torch.device, gamma: float, reward_steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
     own = [getattr(e, "reward_steps", None) for e in batch]
     lengths = [reward_steps if steps is None else _count(steps) for steps in own]
     states = _stack([e.state for e in batch]).to(device)
@@ -121,29 +175,9 @@ def unpack_views(
     return states, actions, returns
 
 
-def _unpack_rollout(
-    rollout: Rollout, net: nn.Module, device: str | torch.device, gamma: float, gae_lambda: float, reward_clip: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    envs = rollout.actions.shape[1]
-    behind = torch.cat([rollout.next_obs, rollout.final_obs]).to(device)  # [N + K, ...]
-    rnn_state = torch.cat([rollout.next_rnn_state, rollout.final_rnn_state]).to(device)
-    nowhere = torch.zeros(len(behind), dtype=torch.bool, device=device)  # no episode starts there
-    bootstrap = _flat(step(net, behind, rnn_state, nowhere)[1], len(behind))  # [N + K]
-    next_values = torch.cat([rollout.values[1:].to(device), bootstrap[None, :envs]])  # [T, N]
-    t, n = rollout.final_index.to(device).unbind(1)
-    next_values[t, n] = bootstrap[envs:]
-    rewards = rollout.rewards.to(device)
-    if reward_clip:
-        rewards = rewards.clamp(-reward_clip, reward_clip)
-    returns = lambda_returns(
-        rewards,
-        next_values,
-        rollout.terminated.to(device),
-        rollout.truncated.to(device),
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-    )
-    return rollout.obs.flatten(0, 1).to(device), rollout.actions.flatten().to(device), returns.flatten()
+def _check_finite(rewards: Tensor) -> None:
+    if not rewards.isfinite().all():
+        raise ValueError(f"rewards must be finite, got {rewards[~rewards.isfinite()][0].item()}")
 
 
 def _flat(values: Tensor, batch: int) -> Tensor:
@@ -178,58 +212,3 @@ def _stack(observations: list[Any]) -> Tensor:
     if not devices:
         return torch.from_numpy(np.stack(items))
     return torch.stack([torch.as_tensor(item, device=devices[0]) for item in items])
-
-
-class SlidingWindows:
-    """The classic notebook's batches: sliding n-step windows, `batch_size` transitions at a time.
-
-    Feed it rollouts; each decision becomes one `Experience` as soon as its window of
-    `reward_steps` decisions is complete or its episode ends. Windows run on across updates, as
-    they do in the notebook, so up to n - 1 of their rewards come from a slightly newer policy.
-    """
-
-    def __init__(self, num_envs: int, reward_steps: int, batch_size: int, gamma: float, reward_clip: float) -> None:
-        self.reward_steps, self.batch_size, self.gamma, self.reward_clip = reward_steps, batch_size, gamma, reward_clip
-        self.open: list[deque[tuple[Tensor, int, float]]]
-        self.new_games(num_envs)
-        self.complete: list[Experience] = []
-
-    def push(self, rollout: Rollout) -> list[list[Experience]]:
-        """Take a rollout in and give back the batches that are now full."""
-        obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], own memory
-        finals = {tuple(i): o.cpu() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
-        rewards = rollout.rewards.clamp(-self.reward_clip, self.reward_clip) if self.reward_clip else rollout.rewards
-        actions, clipped = rollout.actions.tolist(), rewards.tolist()
-        terminated, truncated = rollout.terminated.tolist(), rollout.truncated.tolist()
-        for t in range(len(actions)):
-            for n, window in enumerate(self.open):
-                window.append((obs[t, n], actions[t][n], clipped[t][n]))
-                if terminated[t][n] or truncated[t][n]:
-                    while window:
-                        self._emit(window, finals.get((t, n)))
-                elif len(window) == self.reward_steps:
-                    self._emit(window, obs[t + 1, n])
-        full = len(self.complete) // self.batch_size * self.batch_size
-        ready, self.complete = self.complete[:full], self.complete[full:]
-        return [ready[i : i + self.batch_size] for i in range(0, full, self.batch_size)]
-
-    def new_games(self, num_envs: int) -> None:
-        """Forget the open windows: the games of `num_envs` environments begin anew."""
-        self.open = [deque() for _ in range(num_envs)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The open windows and the transitions that wait for a full batch."""
-        return {"open": [list(window) for window in self.open], "complete": [tuple(e) for e in self.complete]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.open = [deque(window) for window in state["open"]]
-        self.complete = [Experience(*fields) for fields in state["complete"]]
-
-    def _emit(self, window: deque[tuple[Tensor, int, float]], last_state: Tensor | None) -> None:
-        reward = 0.0
-        for _, _, r in reversed(window):
-            reward = r + self.gamma * reward
-        length = len(window)
-        state, action, _ = window.popleft()
-        self.complete.append(Experience(state, action, reward, last_state, length))

@@ -1,26 +1,84 @@
-"""Networks with and without a memory behind the same two calls: one decision, and a rollout again.
+"""The policy: a network that acts, and what it carries from one decision to the next.
 
-A memory `[N, M]` is what a recurrent network carries from one decision to the next, a row per
-environment; M is 0 for a network without one. It is emptied where an episode starts, in these
-two functions alone.
+An `rnn_state [N, H]` is what a recurrent network carries, a row per environment; H is 0 for any other network.
+It is set to zero where an episode starts, in `step` and `replay` alone.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 
-def initial_state(net: nn.Module, rows: int, device: str | torch.device = "cpu") -> Tensor:
-    """The memory `[rows, M]` in which every episode starts: zeros."""
-    return torch.zeros(rows, getattr(net, "rnn_state_size", 0), device=device)
+class Decision(NamedTuple):
+    """What a policy decided for `N` environments."""
+
+    actions: Tensor  # [N] int64
+    log_probs: Tensor  # [N] float32, log-probability of each action
+    values: Tensor  # [N] float32, V(obs)
+
+
+class Policy:
+    """Acts for `num_envs` environments: samples from the network's distribution, or takes its mode (`greedy`)."""
+
+    def __init__(
+        self, net: nn.Module, num_envs: int, device: str | torch.device, seed: int = 0, greedy: bool = False
+    ) -> None:
+        self.net, self.greedy = net, greedy
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.rnn_state = initial_state(net, num_envs, device)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, starts: Tensor) -> Decision:
+        """Decide for `obs [N, ...]`; `starts [N]`: the observation begins an episode.
+
+        Raises FloatingPointError where the logits are NaN or infinite.
+        """
+        logits, values, self.rnn_state = step(self.net, obs, self.rnn_state, starts)
+        log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
+        actions = self._choose(log_probs)  # [N, 1]
+        return Decision(actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), values.float().squeeze(1))
+
+    def _choose(self, log_probs: Tensor) -> Tensor:
+        try:
+            if not self.greedy:
+                return torch.multinomial(log_probs.exp(), 1, generator=self.generator)
+        except RuntimeError:
+            if not log_probs.isnan().any():
+                raise
+        if log_probs.isnan().any():
+            raise FloatingPointError(
+                "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
+            )
+        return log_probs.argmax(dim=1, keepdim=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next decision depends on besides the network; the tensors are the live ones."""
+        return {"rnn_state": self.rnn_state, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any], new_episodes: bool = False) -> None:
+        """Go on where `state_dict` was taken; `new_episodes`: without its rnn_state.
+
+        ValueError where that is of other environments or another network.
+        """
+        self.generator.set_state(state["generator"])
+        if new_episodes:
+            return
+        saved = state["rnn_state"]
+        if (saved.shape, saved.dtype) != (self.rnn_state.shape, self.rnn_state.dtype):
+            raise ValueError(f"rnn_state must be float32 {list(self.rnn_state.shape)}, got {list(saved.shape)}")
+        self.rnn_state = saved.to(self.rnn_state.device)
+
+
+def initial_state(net: nn.Module, num_envs: int, device: str | torch.device = "cpu") -> Tensor:
+    """The rnn_state `[num_envs, H]` in which every episode starts: zeros."""
+    return torch.zeros(num_envs, getattr(net, "rnn_state_size", 0), device=device)
 
 
 def step(net: nn.Module, obs: Tensor, rnn_state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One decision: `(logits [B, A], values [B, 1], memory [B, M])` of `obs [B, ...]`.
-
-    `starts [B]`: obs begins an episode, so what came before is forgotten.
-    """
+    """One decision: `(logits [B, A], values [B, 1], rnn_state [B, H])` of `obs [B, ...]`; `starts [B]` as in `act`."""
     if rnn_state.shape[1] == 0:
         return *net(obs), rnn_state
     logits, values, rnn_state = net.step(obs, rnn_state * ~starts[:, None])  # type: ignore[operator]
@@ -28,19 +86,12 @@ def step(net: nn.Module, obs: Tensor, rnn_state: Tensor, starts: Tensor) -> tupl
 
 
 def replay(net: nn.Module, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-    """The decisions of a rollout again, with gradients: `(logits [T * N, A], values [T * N, 1])`.
+    """The decisions of a rollout again, with gradients: `(logits [T, N, A], values [T, N])`.
 
-    `obs [T, N, ...]`, `starts [T, N]`, and the `memory [N, M]` that was carried into obs[0].
+    `obs [T, N, ...]`, `starts [T, N]`, and the `rnn_state [N, H]` that was carried into obs[0].
     """
     if rnn_state.shape[1] == 0:
         logits, values = net(obs.flatten(0, 1))
     else:
         logits, values = net.replay(obs, starts, rnn_state)  # type: ignore[operator]
-    return logits, values
-
-
-def sample(logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Draw `actions [B]` from `logits [B, A]`, with their log-probabilities `[B]`."""
-    log_probs = torch.log_softmax(logits, dim=1)
-    actions = torch.multinomial(log_probs.exp(), 1, generator=generator)  # [B, 1]
-    return actions.squeeze(1), log_probs.gather(1, actions).squeeze(1)
+    return logits.unflatten(0, starts.shape), values.view(starts.shape)

@@ -2,89 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from a2c.envs.vector_env import Episode
+# ruff: noqa: RUF009  a field with metadata is no shared default
 
-WINDOWS = (  # fields of shape [T, N, ...]
-    *("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "log_probs"),
-)
 
-AROUND = ("rnn_state", "next_obs", "next_rnn_state", "final_index", "final_obs", "final_rnn_state")
+def _tensor(axes: str, dtype: torch.dtype | None = None, on_host: bool = False) -> Any:
+    """A field of `Rollout`: its axes (T, N, K, H; `*` the axes of an observation; 2), its dtype (None: that of obs)."""
+    return field(metadata={"axes": axes, "dtype": dtype, "on_host": on_host})
 
 
 @dataclass
 class Rollout:
     """`T` decisions of `N` environments, acted by one policy (with GA3C, one that moves meanwhile).
 
-    ============ ============= ===========================================================
-    name         shape         meaning
-    ============ ============= ===========================================================
-    obs          [T, N, ...]   what the policy saw (uint8 for Atari)
-    actions      [T, N] int64  what it did
-    rewards      [T, N] f32    raw game points it got
-    terminated   [T, N] bool   the episode ended with this decision
-    truncated    [T, N] bool   the episode was cut off with this decision
-    starts       [T, N] bool   obs[t] begins an episode
-    values       [T, N] f32    V(obs[t]) when acting
-    log_probs    [T, N] f32    log-probability of actions[t] when acting
-    memory       [N, M]        what the network carried into obs[0] (see `a2c.policy`)
-    versions     [N] f64       updates that the acting policy had seen, mean over the window
-    next_obs     [N, ...]      observation after the last decision
-    next_memory  [N, M]        what the network carries into next_obs
-    final_index  [K, 2] int64  (t, n) of each step that is truncated and not terminated, in any order
-    final_obs    [K, ...]      its true final observation
-    final_memory [K, M]        what the network carries into it
-    ============ ============= ===========================================================
+    H is the size of the network's rnn_state, K the number of steps that are truncated and not terminated.
     """
 
-    obs: Tensor
-    actions: Tensor
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    starts: Tensor
-    values: Tensor
-    log_probs: Tensor
-    rnn_state: Tensor
-    policy_version: Tensor
-    next_obs: Tensor
-    next_rnn_state: Tensor
-    final_index: Tensor
-    final_obs: Tensor
-    final_rnn_state: Tensor
-    episodes: list[Episode] = field(default_factory=list)
+    obs: Tensor = _tensor("TN*")  # what the policy saw (uint8 for Atari)
+    actions: Tensor = _tensor("TN", torch.int64)  # what it did
+    rewards: Tensor = _tensor("TN", torch.float32)  # raw game points it got
+    terminated: Tensor = _tensor("TN", torch.bool)  # the episode ended with this decision
+    truncated: Tensor = _tensor("TN", torch.bool)  # the episode was cut off with this decision
+    starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode
+    values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting
+    log_probs: Tensor = _tensor("TN", torch.float32)  # log-probability of actions[t] when acting
+    rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carried into obs[0]
+    next_obs: Tensor = _tensor("N*")  # observation after the last decision
+    next_rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carries into next_obs
+    final_index: Tensor = _tensor("K2", torch.int64)  # (t, n) of each truncated, not terminated step, in any order
+    final_obs: Tensor = _tensor("K*")  # its true final observation
+    final_rnn_state: Tensor = _tensor("KH", torch.float32)  # what the network carries into it
+    policy_version: Tensor = _tensor("N", torch.float64, on_host=True)  # updates of the acting policy, mean over T
 
     @staticmethod
     def empty(steps: int, like: Tensor, rnn_state_size: int = 0) -> Rollout:
         """Buffers for `steps` decisions of the environments that gave the observations `like [N, ...]`."""
         num_envs, *obs_shape = like.shape
+        sizes = {"T": [steps], "N": [num_envs], "K": [0], "H": [rnn_state_size], "2": [2], "*": obs_shape}
 
-        def make(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=like.device)
+        def make(axes: str, dtype: torch.dtype | None, on_host: bool) -> Tensor:
+            shape = [size for axis in axes for size in sizes[axis]]
+            return torch.zeros(shape, dtype=dtype or like.dtype, device="cpu" if on_host else like.device)
 
-        return Rollout(
-            obs=make(like.dtype, steps, num_envs, *obs_shape),
-            actions=make(torch.int64, steps, num_envs),
-            rewards=make(torch.float32, steps, num_envs),
-            terminated=make(torch.bool, steps, num_envs),
-            truncated=make(torch.bool, steps, num_envs),
-            starts=make(torch.bool, steps, num_envs),
-            values=make(torch.float32, steps, num_envs),
-            log_probs=make(torch.float32, steps, num_envs),
-            rnn_state=make(torch.float32, num_envs, rnn_state_size),
-            policy_version=torch.zeros(num_envs, dtype=torch.float64),  # on the host, where it is read
-            next_obs=make(like.dtype, num_envs, *obs_shape),
-            next_rnn_state=make(torch.float32, num_envs, rnn_state_size),
-            final_index=make(torch.int64, 0, 2),
-            final_obs=make(like.dtype, 0, *obs_shape),
-            final_rnn_state=make(torch.float32, 0, rnn_state_size),
-        )
+        return Rollout(**{f.name: make(**f.metadata) for f in fields(Rollout)})
 
     def check(self) -> None:
         """ValueError unless `final_index` names each step that was truncated and not terminated, once.
@@ -108,44 +76,41 @@ class Rollout:
         return [self.columns(low, high) for low, high in pairwise(split_edges(envs, min(parts, envs)))]
 
     def columns(self, low: int, high: int) -> Rollout:
-        """The environments `low <= n < high` of this rollout, as views, with their finished games."""
+        """The environments `low <= n < high` of this rollout, as views."""
         mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
-        index = self.final_index[mine] - torch.tensor([0, low], device=self.final_index.device)
-        views = {name: getattr(self, name)[:, low:high] for name in WINDOWS}
-        return Rollout(
-            **views,
-            rnn_state=self.rnn_state[low:high],
-            policy_version=self.policy_version[low:high],
-            next_obs=self.next_obs[low:high],
-            next_rnn_state=self.next_rnn_state[low:high],
-            final_index=index,
-            final_obs=self.final_obs[mine],
-            final_rnn_state=self.final_rnn_state[mine],
-            episodes=[game._replace(env=game.env - low) for game in self.episodes if low <= game.env < high],
-        )
+
+        def part(tensor: Tensor, axes: str) -> Tensor:
+            if "N" in axes:
+                return tensor.narrow(axes.index("N"), low, high - low)
+            return tensor[mine] - torch.tensor([0, low], device=tensor.device) if axes == "K2" else tensor[mine]
+
+        return Rollout(**{f.name: part(getattr(self, f.name), f.metadata["axes"]) for f in fields(Rollout)})
 
     @staticmethod
     def join(rollouts: Sequence[Rollout]) -> Rollout:
-        """Rollouts of the same length side by side, as one; what `split` took apart."""
-        edges = list(accumulate((len(r.policy_version) for r in rollouts), initial=0))[:-1]
-        index = [
-            r.final_index + torch.tensor([0, low], device=r.final_index.device)
-            for r, low in zip(rollouts, edges, strict=True)
-        ]
-        names = [f.name for f in fields(Rollout) if f.name not in ("final_index", "episodes")]
-        joined = {name: torch.cat([getattr(r, name) for r in rollouts], dim=int(name in WINDOWS)) for name in names}
-        episodes = [
-            game._replace(env=game.env + low) for r, low in zip(rollouts, edges, strict=True) for game in r.episodes
-        ]
-        return Rollout(**joined, final_index=torch.cat(index), episodes=episodes)
+        """Rollouts of the same length side by side, as one: the inverse of `split`."""
+        lows = accumulate((len(rollout.policy_version) for rollout in rollouts[:-1]), initial=0)
+        columns = [torch.tensor([0, low], device=rollouts[0].obs.device) for low in lows]
 
-    def to(self, device: torch.device) -> Rollout:
+        def joined(name: str, axes: str) -> Tensor:
+            parts = [getattr(rollout, name) for rollout in rollouts]
+            if axes == "K2":
+                parts = [part + column for part, column in zip(parts, columns, strict=True)]
+            return torch.cat(parts, dim=max(axes.find("N"), 0))
+
+        return Rollout(**{f.name: joined(f.name, f.metadata["axes"]) for f in fields(Rollout)})
+
+    def to(self, device: str | torch.device) -> Rollout:
         """The same rollout on `device`; what is read on the host stays there."""
-        off_policy = {name: getattr(self, name).to(device) for name in (*WINDOWS, *AROUND)}
-        return Rollout(**off_policy, policy_version=self.policy_version, episodes=self.episodes)
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(Rollout) if not f.metadata["on_host"]}
+        return Rollout(**moved, policy_version=self.policy_version)
+
+    def policy_lag(self, updates: int) -> float:
+        """Updates since the policy acted, where the network has seen `updates` by now."""
+        return updates - float(self.policy_version.mean())
 
     def __len__(self) -> int:
-        return self.actions.numel()
+        return math.prod(self.actions.shape)
 
 
 def split_edges(envs: int, parts: int) -> list[int]:

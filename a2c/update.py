@@ -1,4 +1,4 @@
-"""One clipped optimiser step on one batch: gradients, clip, step."""
+"""One clipped optimiser step: gradients, clip, step; and the rule of the step."""
 
 from __future__ import annotations
 
@@ -9,110 +9,95 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from a2c.batch import Experience, unpack_views
+from a2c.batch import Batch, Transitions, rollout_batch, transition_batch
 from a2c.compute.compute import Compute
-from a2c.compute.replica import sync_replica
 from a2c.config.config import Config
 from a2c.losses import A2CLoss, a2c_loss
-from a2c.policy import replay
 from a2c.rollout import Rollout
 
-Batch = Rollout | Sequence[Experience]
+Minibatch = Rollout | Transitions
 
 
-class Update(NamedTuple):
-    """What one step did: the loss, batch means of return and value, the gradient norm before the clip."""
+class Gradients(NamedTuple):
+    """Gradients of a minibatch's mean loss, in the order of the parameters, and its terms (batch means)."""
 
+    gradients: Sequence[Sequence[Tensor]]  # per parameter one of each shard; their sum is the gradient
     loss: A2CLoss
     returns: Tensor
     values: Tensor
-    grad_norm: Tensor
 
 
-def learn(
-    net: nn.Module,
-    replica: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    config: Config,
-    compute: Compute,
-    off_policy: bool = True,
-) -> Update:
-    """Take one optimiser step on `batch` and report it.
+def compute_gradients(
+    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool
+) -> Gradients:
+    """Differentiate the loss of `minibatch` by the parameters of `net`.
 
-    `moved` says that the policy has learned since it acted in `batch`: then each sample of a
-    rollout is weighted by its importance ratio, clipped at 1.
-
-    The batch is learned in shards, one per compute thread, whose gradients are summed with
-    their share of the samples as weight: the gradient of the whole batch's mean loss. `twin`
-    is the working copy of `net` (see `Compute.working_copy`) and is brought up to date.
+    `off_policy`: the policy has learned since it acted; then each sample of a rollout is weighted by its importance
+    ratio, clipped at 1. The minibatch is learned in shards, one per compute thread, each weighted by its share of
+    the samples, so that the sum is the gradient of the whole minibatch's mean loss.
     """
-    parts = shard(batch, compute)
-    shares = [len(part) / len(batch) for part in parts]
+    shards = minibatch.split(compute.shards(len(minibatch)))
+    shares = [len(shard) / len(minibatch) for shard in shards]
     results = compute.map(
-        lambda part, share: _gradients(replica, part, share, config, compute, off_policy), parts, shares
+        lambda shard, share: _shard_gradients(net, shard, share, config, compute, off_policy), shards, shares
     )
-    parameters = list(net.parameters())
-    for parameter, *gradients in zip(parameters, *(r[0] for r in results), strict=True):
-        if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(gradients[0])
-        for gradient in gradients[1:]:
-            parameter.grad.add_(gradient)
-    grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
-    optimizer.step()
-    sync_replica(replica, net)
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * share for term, share in zip(terms, shares, strict=True)]).sum()
 
-    loss = A2CLoss(*(mean(terms) for terms in zip(*(r[1] for r in results), strict=True)))
-    return Update(loss, mean([r[2] for r in results]), mean([r[3] for r in results]), grad_norm)
+    gradients, losses, returns, values = zip(*results, strict=True)
+    loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
+    return Gradients(list(zip(*gradients, strict=True)), loss, mean(returns), mean(values))
 
 
-def shard(batch: Batch, compute: Compute) -> Sequence[Batch]:
-    """Cut a batch for the compute threads: a rollout by environment, transitions by count."""
-    parts = compute.shards(len(batch))
-    if isinstance(batch, Rollout):
-        return batch.split(parts)
-    size = -(-len(batch) // parts)
-    return [batch[i : i + size] for i in range(0, len(batch), size)]
-
-
-def _gradients(
-    net: nn.Module, batch: Batch, share: float, config: Config, compute: Compute, off_policy: bool
+def _shard_gradients(
+    net: nn.Module, shard: Minibatch, share: float, config: Config, compute: Compute, off_policy: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
     """Gradients, times `share`, and terms of the mean loss of one shard; touches no `.grad`: threads may meet here."""
-    states, actions, returns = unpack_views(
-        batch,
-        net,
-        compute.device,
-        gamma=config.gamma,
-        reward_steps=config.rollout_steps,
-        gae_lambda=config.gae_lambda,
-        reward_clip=config.reward_clip,
-    )
-    if isinstance(batch, Rollout):
-        obs = states.view(*batch.actions.shape, *states.shape[1:])
-        logits, values = replay(net, obs, batch.starts.to(compute.device), batch.rnn_state.to(compute.device))
-    else:
-        logits, values = net(states)
-    behaviour = None
-    if off_policy and isinstance(batch, Rollout):
-        behaviour = batch.log_probs.flatten().to(compute.device)
+    batch = make_batch(net, shard, config, compute, off_policy)
     loss = a2c_loss(
-        logits,
-        values,
-        actions,
-        returns,
+        batch.logits,
+        batch.values,
+        batch.actions,
+        batch.returns,
         entropy_coef=config.entropy_coef,
         value_coef=config.value_coef,
         log_eps=config.log_eps or 0.0,
-        behaviour_log_probs=behaviour,
+        behaviour_log_probs=batch.behaviour_log_probs,
     )
     gradients = torch.autograd.grad(loss.total * share, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
-    return gradients, detached, returns.mean(), values.detach().float().mean()
+    return gradients, detached, batch.returns.mean(), batch.values.detach().float().mean()
+
+
+def make_batch(net: nn.Module, shard: Minibatch, config: Config, compute: Compute, off_policy: bool) -> Batch:
+    """The outputs of `net` and the returns of a shard."""
+    if isinstance(shard, Transitions):
+        return transition_batch(shard.items, net, compute.device, gamma=config.gamma, reward_steps=config.rollout_steps)
+    return rollout_batch(
+        shard,
+        net,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        reward_clip=config.reward_clip,
+        off_policy=off_policy,
+    )
+
+
+def clipped_step(
+    net: nn.Module, optimizer: torch.optim.Optimizer, gradients: Sequence[Sequence[Tensor]], max_grad_norm: float
+) -> Tensor:
+    """Sum the shards' gradients, clip them to the L2 norm `max_grad_norm` (0: no clip), step; the norm before."""
+    parameters = list(net.parameters())
+    for parameter, (first, *others) in zip(parameters, gradients, strict=True):
+        if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(first)
+        for gradient in others:
+            parameter.grad.add_(gradient)
+    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
+    optimizer.step()
+    return norm
 
 
 def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:

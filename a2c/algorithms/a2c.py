@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.windows import SlidingWindows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -16,46 +17,49 @@ from a2c.learner import Learner
 
 
 class A2C:
-    """The driver of `--algorithm a2c`: one collector, one learner, one after the other."""
+    """`--algorithm a2c`: one collector and one learner, one after the other."""
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.learner, self.compute = config, learner, compute
         self.groups: list[MonitoredVectorEnv] = []
+        self.windows: SlidingWindows | None = None
+        if config.sliding_batch:
+            self.windows = SlidingWindows(
+                config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
+            )
 
     def start(self, new_run: bool) -> None:
         """Start the environments; the first observations of a new run feed the normaliser."""
-        config, learner, env_steps = self.config, self.learner, self.learner.env_steps
+        config, env_steps = self.config, self.learner.env_steps
         self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
         steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, learner.replica, steps, self.compute, config.seed + env_steps)
+        self.collector = Collector(self.groups, self.learner.replica, steps, self.compute, config.seed + env_steps)
         if new_run:
-            learner.update_normalizer(self.collector.buffers.next_obs[None])
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on with the episodes of `state_dict`; False where new episodes have begun in every environment."""
-        same = self.collector.load_state_dict(state)
-        if not same:
-            self.learner.windows.new_games(self.config.num_envs)
-        return same
+            self.learner.update_normalizer(self.collector.next_obs[None])
 
     def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the policy as it is, then learn it."""
-        collector = self.collector
-        rollout = collector.collect()
-        rollout.policy_version.fill_(self.learner.updates)
+        rollout, episodes, seconds = self.collector.collect(self.learner.updates)
         began = time.perf_counter()
-        self.learner.learn(rollout)
-        learn = time.perf_counter() - began
-        seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": learn}
-        return TrainingStats(len(rollout), rollout.episodes, seconds)
+        self.learner.learn(rollout, self.windows.push(rollout) if self.windows else None)
+        return TrainingStats(len(rollout), episodes, {**seconds, "learn": time.perf_counter() - began})
 
     def drain(self) -> TrainingStats:
         """Nothing is under way between two rollouts."""
         return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The games as they stand, and all else that the next rollout depends on, besides the network."""
-        return self.collector.state_dict()
+        """The running episodes, and all else that the next rollout depends on, besides the learner."""
+        return {**self.collector.state_dict(), "windows": self.windows and self.windows.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on with the episodes of `state_dict`; False where new episodes have begun in every environment."""
+        same = self.collector.load_state_dict(state)
+        if self.windows is not None:
+            self.windows.load_state_dict(state["windows"])
+            if not same:
+                self.windows.new_episodes(self.config.num_envs)
+        return same
 
     def close(self, failed: bool = False) -> None:
         """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""

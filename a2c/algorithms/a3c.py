@@ -1,13 +1,12 @@
 """A3C: workers play and learn on their own, and step one network that all of them share, without locks.
 
 Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning", algorithm S3; the steps are
-those of Hogwild! (Recht et al., 2011). Returns, loss and step are the synchronous driver's: one worker gives
+those of Hogwild! (Recht et al., 2011). Returns, loss and step are those of a2c: one worker gives
 the parameters of `a2c --threads 1`, bit for bit.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -16,15 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.algorithms.worker_tasks import READY, WorkerTask, allow_workers, make_tasks, share
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
-from a2c.compute.replica import sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
-from a2c.envs.vector_env import Episode
-from a2c.learner import Learner
+from a2c.learner import Learner, Shared
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 from a2c.processes.pool import WorkerPool
 
@@ -44,24 +41,17 @@ class SharedCounters(NamedTuple):
         """True once the workers together have played enough."""
         return int(self.env_steps.sum()) >= int(self.limit)
 
-    def merge_into(self, net: nn.Module) -> None:
-        """Give `net` the pixel statistics of all workers together."""
-        if self.statistics:
-            net.normalizer.merge(self.statistics)  # type: ignore[operator, union-attr]
-
 
 class Report(NamedTuple):
     """What a worker did in one rollout."""
 
-    env_steps: int
+    stats: TrainingStats
     updates: int
-    episodes: list[Episode]
-    seconds: dict[str, float]
-    metrics: dict[str, float]  # of its newest update; mostly empty
+    metrics: dict[str, float]  # of its last update; mostly empty
 
 
 class A3C:
-    """The driver of `--algorithm a3c`: starts the workers and keeps the account of what they report."""
+    """`--algorithm a3c`: starts the workers and counts what they report."""
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
@@ -74,7 +64,7 @@ class A3C:
         allow_workers(config, tasks)
         counts = torch.zeros(2, len(tasks) + 1, dtype=torch.int64)
         counts[:, -1] = torch.tensor([learner.env_steps, learner.updates])
-        statistics = slots_like(learner.statistics, len(tasks))
+        statistics = slots_like(learner.normalizer, len(tasks))
         self.counters = counters = SharedCounters(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
@@ -82,7 +72,7 @@ class A3C:
         arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
-        counters.merge_into(learner.net)
+        learner.sync(statistics)
         counters.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -92,33 +82,23 @@ class A3C:
     def training_step(self) -> TrainingStats:
         """Wait for reports and add them up."""
         assert self.workers is not None
-        env_steps = 0
-        episodes: list[Episode] = []
-        seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
-        for _, report in self.workers.receive():
-            env_steps += report.env_steps
-            episodes += report.episodes
-            for stage, value in report.seconds.items():
-                seconds[stage] += value / len(self.workers.processes)
-            self.learner.updates += report.updates
-            self.learner.last_metrics = report.metrics or self.learner.last_metrics
-        self.learner.env_steps += env_steps
-        self.counters.merge_into(self.learner.net)
-        return TrainingStats(env_steps, episodes, seconds)
+        reports: list[Report] = [report for _, report in self.workers.receive()]
+        for report in reports:
+            self.learner.add_remote(report.stats.env_steps, report.updates, report.metrics)
+        self.learner.sync(self.counters.statistics)
+        return merge_stats([report.stats for report in reports], len(self.workers.processes))
 
     def drain(self) -> TrainingStats:
         """Let the workers finish their rollouts and leave; what they still reported."""
-        env_steps = 0
-        episodes: list[Episode] = []
+        stats: list[TrainingStats] = []
         if self.workers is not None:
             self.counters.limit.zero_()
             while self.workers.at_work:
-                progress = self.training_step()
-                env_steps, episodes = env_steps + progress.env_steps, episodes + progress.episodes
-        return TrainingStats(env_steps, episodes, {})
+                stats.append(self.training_step())
+        return merge_stats(stats, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the games live and end with their workers."""
+        """Nothing: running episodes end with their workers."""
         return {}
 
     def close(self, failed: bool = False) -> None:
@@ -139,19 +119,18 @@ def run_worker(
 ) -> None:
     """One worker: algorithm S3. `net` and `optimizer` live in shared memory.
 
-    `Learner.learn` takes the gradients on a copy, `learner.twin`, and *copies* them into `net` of this
+    `Learner.learn` takes the gradients on its replica and *copies* them into `net` of this
     process before each step. The classic line `shared.grad = local.grad` makes them one tensor, into which
     every later gradient is added, because `zero_grad` no longer zeroes but drops (torch 2.0 and later).
     """
     number, config = task.number, task.config
     compute = Compute(config)
-    net.normalizer = copy.deepcopy(net.normalizer)  # parameters are shared; statistics are merged by each for itself
-    learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked, (net, optimizer))
+    # Two workers that fed the same statistics at once could make a variance negative.
+    statistics = counters.statistics[number] if counters.statistics else None
+    learner = Learner(config, spaces, compute, Shared(net, optimizer, statistics))
     collector = Collector([task.make_envs()], learner.replica, config.rollout_steps, compute, task.sampling_seed)
-    if counters.statistics:  # two that fed the same ones at once could make a variance negative
-        learner.statistics = counters.statistics[number]
     if new_run:
-        learner.update_normalizer(collector.buffers.next_obs[None])
+        learner.update_normalizer(collector.next_obs[None])
 
     def count() -> int:
         counters.updates[number] += 1
@@ -163,20 +142,16 @@ def run_worker(
         time.sleep(0.001)
     told = time.perf_counter() - METRICS_EVERY
     while not counters.over():
-        counters.merge_into(net)
-        sync_replica(learner.replica, net)  # the parameters as all workers together have left them
-        version = int(counters.updates.sum())
-        rollout = collector.collect()
-        rollout.policy_version.fill_(version)
+        learner.sync(counters.statistics)  # the parameters as all workers together have left them
+        rollout, episodes, seconds = collector.collect(int(counters.updates.sum()))
         began = time.perf_counter()
         before = int(counters.updates[number])
-        learner.env_steps, learner.updates = int(counters.env_steps.sum()), int(counters.updates.sum())
+        learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()))
         learner.learn(rollout, count=count)
         counters.env_steps[number] += len(rollout)
-        updates = int(counters.updates[number]) - before
         now = time.perf_counter()
         metrics = {}
         if now - told >= METRICS_EVERY or counters.over():
-            metrics, told = learner.metrics(), now
-        seconds = {"env": collector.env_seconds, "act": collector.act_seconds, "learn": now - began}
-        pipe.send(Report(len(rollout), updates, rollout.episodes, seconds, metrics))
+            metrics, told = learner.update_metrics(), now
+        stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
+        pipe.send(Report(stats, int(counters.updates[number]) - before, metrics))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from a2c.envs.vector_env import Episode
@@ -16,6 +17,16 @@ class TrainingStats(NamedTuple):
     env_steps: int
     episodes: list[Episode]
     seconds: dict[str, float]
+
+
+def merge_stats(stats: Sequence[TrainingStats], workers: int) -> TrainingStats:
+    """What `workers` processes did meanwhile, as one: sums, and the mean over the workers of the seconds."""
+    seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
+    for one in stats:
+        for stage, value in one.seconds.items():
+            seconds[stage] += value / workers
+    episodes = [episode for one in stats for episode in one.episodes]
+    return TrainingStats(sum(one.env_steps for one in stats), episodes, seconds)
 
 
 class Algorithm(Protocol):

@@ -9,17 +9,19 @@ importance ratios and with log(pi + epsilon).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 
-from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.algorithms.predictor import InferenceBuffers, Predictor, RemoteNetwork, make_buffers
 from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, columns_per_batch, make_tasks
-from a2c.collector import Collector
+from a2c.collector import Collected, Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
@@ -29,23 +31,14 @@ from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
 
-class Played(NamedTuple):
-    """What a player sends: its first observations, then rollouts (as arrays: a copy, no shared memory)."""
-
-    first_obs: Any | None
-    rollout: dict[str, Any]
-    episodes: list[Episode]
-    seconds: dict[str, float]
-
-
 class GA3C:
-    """The driver of `--algorithm ga3c`: this thread is the trainer, a second one the predictor."""
+    """`--algorithm ga3c`: this thread is the trainer, a second one the predictor."""
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
         self.columns = columns_per_batch(config)
-        self.queue: list[Rollout] = []
-        self.waiting: list[int] = []  # players whose rollouts are in the queue
+        self.queue: list[Collected] = []
+        self.waiting: list[int] = []  # actors whose rollouts are in the queue
         self.workers: WorkerPool | None = None
         self.predictor: Predictor | None = None
 
@@ -62,10 +55,10 @@ class GA3C:
             arguments.append((task, buffers, there))
         self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
         for _, _, there in arguments:
-            there.close()  # so that the player's end is the only one
-        for played in self.workers.await_all():
+            there.close()  # so that the actor's end is the only one
+        for first_obs in self.workers.await_all():
             if new_run:
-                learner.update_normalizer(torch.from_numpy(played.first_obs)[None].to(self.compute.device))
+                learner.update_normalizer(torch.from_numpy(first_obs)[None].to(self.compute.device))
         self.queue, self.waiting = [], []
         self.predictor = Predictor(learner, all_buffers, self.compute)
 
@@ -74,53 +67,51 @@ class GA3C:
         return False
 
     def training_step(self) -> TrainingStats:
-        """Take rollouts off the players and learn as soon as a batch is together."""
+        """Take rollouts off the actors and learn as soon as a batch is together."""
         assert self.workers is not None and self.predictor is not None
         self.predictor.check()
-        before = self.learner.env_steps
-        seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
-        for number, played in self.workers.receive():
+        before, stats = self.learner.env_steps, []
+        for number, (arrays, episodes, seconds) in self.workers.receive():
+            rollout = Rollout(**{name: torch.from_numpy(array) for name, array in arrays.items()})
             self.waiting.append(number)
-            arrays = {name: torch.from_numpy(array) for name, array in played.rollout.items()}
-            self.queue.append(Rollout(**arrays, episodes=played.episodes).to(self.compute.device))
-            for stage, value in played.seconds.items():
-                seconds[stage] += value / len(self.workers.processes)
+            self.queue.append(Collected(rollout.to(self.compute.device), episodes, seconds))
+            stats.append(TrainingStats(0, [], seconds))
         began = time.perf_counter()
-        episodes = self._learn()
-        seconds["learn"] += time.perf_counter() - began
-        return TrainingStats(self.learner.env_steps - before, episodes, seconds)
+        learned = self._learn()
+        seconds = merge_stats(stats, len(self.workers.processes)).seconds | {"learn": time.perf_counter() - began}
+        return TrainingStats(self.learner.env_steps - before, learned, seconds)
 
     def _learn(self) -> list[Episode]:
-        """One step per full batch in the queue; the rest waits for more. Returns the games that ended in these batches.
+        """One step per full batch in the queue; the rest waits for more. Returns the episodes that ended in them.
 
         They are counted together with their decisions, so that going back to a snapshot drops both or neither.
         """
-        have = sum(len(rollout.policy_version) for rollout in self.queue)
+        have = sum(len(collected.rollout.policy_version) for collected in self.queue)
         if have < self.columns:
             return []
-        waiting, episodes = Rollout.join(self.queue), []
-        full = have // self.columns * self.columns
         assert self.workers is not None and self.predictor is not None
+        waiting, learned = join(self.queue), []
+        full = have // self.columns * self.columns
         for low in range(0, full, self.columns):
-            batch = waiting.columns(low, low + self.columns)
-            self.learner.learn(batch, batches=1)
+            batch = columns(waiting, low, low + self.columns)
+            self.learner.learn(batch.rollout, [batch.rollout])
             self.predictor.sync()
-            episodes += batch.episodes
-        self.queue = [waiting.columns(full, have)] if full < have else []
+            learned += batch.episodes
+        self.queue = [columns(waiting, full, have)] if full < have else []
         self.workers.let_go_on(self.waiting)
         self.waiting = []
-        return episodes
+        return learned
 
     def drain(self) -> TrainingStats:
-        """Nothing: less than a batch waits in the queue, neither learned nor counted; it goes with its players."""
+        """Nothing: less than a batch waits in the queue, neither learned nor counted; it goes with its actors."""
         return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the games live and end with their players."""
+        """Nothing: running episodes end with their actors."""
         return {}
 
     def close(self, failed: bool = False) -> None:
-        """End predictor and players."""
+        """End predictor and actors."""
         for task in (self.workers, self.predictor):
             if task is not None:
                 task.close()
@@ -128,25 +119,35 @@ class GA3C:
         self.queue = []
 
 
-def run_actor(task: WorkerTask, buffers: InferenceBuffers, ask: Connection, pipe: Connection) -> None:
-    """One player: environments, and no network of its own. Rollouts are whole, so no episode's last reward is lost."""
-    config = task.config
-    compute = Compute(config)
-    net = RemoteNetwork(buffers, ask)
-    collector = Collector(
-        [task.make_envs()],
-        net,  # type: ignore[arg-type]  # it is called like one
-        config.rollout_steps,
-        compute,
-        task.sampling_seed,
-    )
-    pipe.send(Played(collector.buffers.next_obs.numpy(), {}, [], {}))
-    names = [field.name for field in fields(Rollout) if field.name != "episodes"]
+def join(queue: Sequence[Collected]) -> Collected:
+    """What several actors collected, side by side."""
+    rollout = Rollout.join([collected.rollout for collected in queue])
+    episodes, low = [], 0
+    for collected in queue:
+        episodes += [episode._replace(env=low + episode.env) for episode in collected.episodes]
+        low += len(collected.rollout.policy_version)
+    return Collected(rollout, episodes, {})
+
+
+def columns(collected: Collected, low: int, high: int) -> Collected:
+    """The part of the environments `low <= n < high`."""
+    episodes = [e._replace(env=e.env - low) for e in collected.episodes if low <= e.env < high]
+    return Collected(collected.rollout.columns(low, high), episodes, {})
+
+
+def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection, pipe: Connection) -> None:
+    """One actor: environments, and no network of its own.
+
+    It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Rollouts
+    are whole, so no episode's last reward is lost.
+    """
+    compute = Compute(task.config)
+    net: Any = RemoteNetwork(buffers, requests)  # called like a network
+    collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
+    pipe.send(collector.next_obs.numpy())
     while True:
-        rollout = collector.collect()
-        rollout.policy_version.fill_(sum(net.policy_version) / len(net.policy_version))
-        net.policy_version.clear()
-        arrays = {name: getattr(rollout, name).numpy() for name in names}
-        seconds = {"env": collector.env_seconds, "act": collector.act_seconds}
-        pipe.send(Played(None, arrays, rollout.episodes, seconds))
+        collected = collector.collect()
+        arrays = {field.name: getattr(collected.rollout, field.name).numpy() for field in fields(Rollout)}
+        arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
+        pipe.send((arrays, collected.episodes, collected.seconds))
         pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile is ever further out of date

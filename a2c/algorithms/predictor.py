@@ -119,21 +119,27 @@ class Predictor:
 
 
 class RemoteNetwork:
-    """The predictor as a player sees it: a network like any other, whose arithmetic is done elsewhere."""
+    """The predictor as an actor sees it: called like a network, whose arithmetic is done elsewhere."""
 
     def __init__(self, buffers: InferenceBuffers, pipe: Connection) -> None:
         self.buffers, self.pipe = buffers, pipe
         self.rnn_state_size = buffers.rnn_state.shape[1]
-        self.policy_version: list[int] = []  # updates that the network had seen, per answer
+        self.versions: list[int] = []  # updates that the network had seen, per reply
 
     def __call__(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, ...]` to `(logits [B, A], values [B, 1])`."""
         return self.step(obs, torch.zeros(len(obs), 0))[:2]
 
     def step(self, obs: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`obs [B, ...]` and `memory [B, M]` to `(logits [B, A], values [B, 1], memory [B, M])`."""
+        """`obs [B, ...]` and `rnn_state [B, H]` to `(logits [B, A], values [B, 1], rnn_state [B, H])`."""
         self.buffers.obs.copy_(obs)
         self.buffers.rnn_state.copy_(rnn_state)
         self.pipe.send_bytes(REQUEST)
-        self.policy_version += VERSION.unpack(self.pipe.recv_bytes())
+        self.versions += VERSION.unpack(self.pipe.recv_bytes())
         return self.buffers.logits.clone(), self.buffers.values.clone(), self.buffers.rnn_state.clone()
+
+    def mean_version(self) -> float:
+        """Updates that the network had seen, mean over the replies since the last call."""
+        mean = sum(self.versions) / len(self.versions)
+        self.versions.clear()
+        return mean

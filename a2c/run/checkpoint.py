@@ -31,7 +31,7 @@ NAMES = re.compile(
 )
 REQUIRED = (
     *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
-    *("collector", "windows", "learning", "scores", "saved_best", "env_steps", "updates", "seconds"),
+    *("collector", "learning", "scores", "saved_best", "env_steps", "updates", "seconds"),
 )
 
 

@@ -137,5 +137,5 @@ def metrics_row(learner: Learner, scores: ScoreWindow, timer: StageTimer) -> dic
         "speed": (learner.env_steps - timer.row_steps) / elapsed,
         "learning_rate": learning_rate(learner.config, learner.env_steps),
         **{f"share_{stage}": seconds / elapsed for stage, seconds in timer.spent.items()},
-        **learner.metrics(),
+        **learner.update_metrics(),
     }

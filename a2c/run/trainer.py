@@ -54,9 +54,8 @@ class Trainer:
         with ExitStack() as refused:
             refused.callback(self.close)
             self.resumed = self._read_checkpoint() if config.resume else None
-            spaces = self.spaces
-            self.learner = Learner(config, spaces.obs_shape, spaces.n_actions, self.compute, spaces.stacked)
-            self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
+            self.learner = Learner(config, self.spaces, self.compute)
+            self.algorithm = ALGORITHMS[config.algorithm](config, self.spaces, self.learner, self.compute)
             self.scores = ScoreWindow()
             self.saved_best = -math.inf  # mean score of the policy in best.pt
             self.seconds_before = 0.0  # wall time of earlier sessions

@@ -1,29 +1,29 @@
-"""Film a game of a frozen policy: what the agent does, to look at."""
+"""Record a video: one episode of a frozen policy, to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import cv2
 import gymnasium as gym
 import numpy as np
-import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
-from torch import nn
 
+from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
 from a2c.config.validation import FRAME_SKIP
 from a2c.envs.make import row_seeds
 from a2c.envs.single import checked_spec, is_atari, make_env
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.metrics.files import write_atomically
-from a2c.policy import initial_state, step
 from a2c.processes.errors import failing
-from a2c.tools.evaluate import choose
 from a2c.tools.load import load_policy
 
 EMULATOR_FPS = 60
@@ -31,13 +31,12 @@ MP4_WIDTH = 480  # pixels; smaller pictures (an Atari screen has 160) are scaled
 LONGEST = 30_000  # decisions; a policy may stand still, and not every game has a limit of its own
 
 
-@dataclass
-class Video:
-    """What was filmed: score (game points) and length (decisions), and whether the game came to its end."""
+class Video(NamedTuple):
+    """What was recorded: score (game points) and length (decisions), and whether the episode came to its end."""
 
-    score: float = 0.0
-    length: int = 0
-    ended: bool = False
+    score: float
+    length: int
+    ended: bool
 
 
 def record_video(
@@ -48,10 +47,10 @@ def record_video(
     greedy: bool = False,
     seed: int = 10_000,
 ) -> Video:
-    """Play a whole game with the run's policy and write its pictures, one per decision, to `out`.
+    """Play a whole episode with the run's policy and write its pictures, one per decision, to `out`.
 
-    `out` ends in `.mp4` or `.gif`; it is replaced when the film is complete. Raises ValueError for another
-    ending, a missing directory or an environment that cannot be drawn, OSError where the film cannot be written,
+    `out` ends in `.mp4` or `.gif`; it is replaced when the video is complete. Raises ValueError for another
+    ending, a missing directory or an environment that cannot be rendered, OSError where the video cannot be written,
     WorkerError for an environment that fails, FloatingPointError where the policy does, and what `load_policy` raises.
     """
     out = Path(out)
@@ -61,55 +60,87 @@ def record_video(
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
     config = replace(config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
-    spec, env_seed, video = checked_spec(config), row_seeds(config)[0], Video()
+    spec, env_seed = checked_spec(config), row_seeds(config)[0]
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
         with failing(ValueError):
-            env = make_env(config, spec, env_seed, render_mode="rgb_array")
+            env = RenderedEpisode(make_env(config, spec, env_seed, render_mode="rgb_array"))
         closing.callback(env.close)
+        env.check(env_seed)
+        vector = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP)
+        envs = MonitoredVectorEnv(vector, [env_seed])
+        recording = Recording(Collector([envs], make_replica(net, compute), 1, compute, seed, greedy), env)
         folder = closing.enter_context(TemporaryDirectory())
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
-        pictures = _play(env, make_replica(net, compute), env_seed, greedy, seed, video)
         try:
-            film_file = Path(folder) / out.name
-            WRITERS[out.suffix](film_file, pictures, fps)
-            write_atomically(out, film_file.read_bytes())
+            path = Path(folder) / out.name
+            WRITERS[out.suffix](path, recording.pictures(), fps)
+            write_atomically(out, path.read_bytes())
         except OSError as error:
             raise OSError(f"{out} could not be written: {error}") from error
-    return video
+    return recording.video
 
 
-@torch.no_grad()
-def _play(env: gym.Env, net: nn.Module, env_seed: int, greedy: bool, seed: int, video: Video) -> Iterator[np.ndarray]:
-    """The pictures `[H, W, 3]` (RGB) of one game, which is entered in `film`."""
-    generator = torch.Generator().manual_seed(seed)
-    with failing():
-        obs, _ = env.reset(seed=env_seed)
-    assert isinstance(env.action_space, gym.spaces.Discrete)  # make_env sees to it
-    first_action = int(env.action_space.start)
-    rnn_state, starts = initial_state(net, 1), torch.ones(1, dtype=torch.bool)
-    yield _picture(env)
-    while not video.ended and video.length < LONGEST:
-        logits, _, rnn_state = step(net, torch.from_numpy(np.array(obs)[None]), rnn_state, starts)
-        action = choose(logits, greedy, generator)
-        with failing():
-            obs, reward, terminated, truncated, _ = env.step(int(action) + first_action)
-        starts = torch.zeros(1, dtype=torch.bool)
-        video.score, video.length, video.ended = video.score + float(reward), video.length + 1, terminated or truncated
-        yield _picture(env)
+class RenderedEpisode(gym.Wrapper):
+    """Renders every step of the first episode, before a vector environment resets it."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.rendered: list[np.ndarray] = []  # [H, W, 3] (RGB), until `take`
+        self.ended = False
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; render it if it is the first."""
+        result = self.env.reset(**kwargs)
+        if not self.ended:
+            self.rendered = [self._render()]
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One decision, rendered."""
+        result = self.env.step(action)
+        self.rendered.append(self._render())
+        self.ended = result[2] or result[3]
+        return result
+
+    def check(self, seed: int) -> None:
+        """ValueError where the environment cannot be rendered here, WorkerError where it fails."""
+        try:
+            with failing(gym.error.Error, NotImplementedError, ValueError):
+                self.reset(seed=seed)
+        except (gym.error.Error, NotImplementedError) as error:
+            name = self.env.spec and self.env.spec.id
+            raise ValueError(f"env must be one that can be rendered here, got {name}: {error}") from error
+
+    def take(self) -> list[np.ndarray]:
+        """The pictures since the last call."""
+        taken, self.rendered = self.rendered, []
+        return taken
+
+    def _render(self) -> np.ndarray:
+        picture = self.env.render()
+        if not isinstance(picture, np.ndarray):
+            name, modes = self.env.spec and self.env.spec.id, self.env.metadata.get("render_modes")
+            raise ValueError(f"env must have the render mode rgb_array, got {name} with {modes}")
+        return picture
 
 
-def _picture(env: gym.Env) -> np.ndarray:
-    try:
-        with failing(gym.error.Error, NotImplementedError):
-            picture = env.render()
-    except (gym.error.Error, NotImplementedError) as error:
-        raise ValueError(f"env must be one that can be drawn here, got {env.spec and env.spec.id}: {error}") from error
-    if not isinstance(picture, np.ndarray):
-        modes = env.metadata.get("render_modes")
-        raise ValueError(f"env must have the render mode rgb_array, got {env.spec and env.spec.id} with {modes}")
-    return picture
+class Recording:
+    """Plays an episode while its pictures are read."""
+
+    def __init__(self, collector: Collector, env: RenderedEpisode) -> None:
+        self.collector, self.env = collector, env
+        self.video = Video(0.0, 0, False)
+
+    def pictures(self) -> Iterator[np.ndarray]:
+        """The pictures `[H, W, 3]` of the episode, one per decision and one of its start."""
+        yield from self.env.take()
+        while not self.video.ended and self.video.length < LONGEST:
+            rollout = self.collector.collect().rollout
+            score = self.video.score + float(rollout.rewards)
+            self.video = Video(score, self.video.length + 1, self.env.ended)
+            yield from self.env.take()
 
 
 def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
@@ -127,7 +158,7 @@ def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
         writer.release()
     video = cv2.VideoCapture(str(path))  # a full disk does not make the writer fail
     if video.get(cv2.CAP_PROP_FRAME_COUNT) != written:
-        raise OSError("the film is not complete")
+        raise OSError("the video is not complete")
     video.release()
 
 
