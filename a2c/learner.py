@@ -129,7 +129,7 @@ class Learner:
     def update_metrics(self) -> dict[str, float]:
         """Terms of the last update, empty before the first (host copies: call it once per logged row)."""
         if self.last_update is not None:
-            terms = _update_metrics(*self.last_update, self.net, self.config)
+            terms = describe_update(*self.last_update, self.net, self.config)
             self.last_metrics = {**terms, "policy_lag": self.policy_lag}
         return self.last_metrics
 
@@ -173,7 +173,8 @@ class Learner:
         )
 
 
-def _update_metrics(result: Gradients, grad_norm: Tensor, net: nn.Module, config: Config) -> dict[str, float]:
+def describe_update(result: Gradients, grad_norm: Tensor, net: nn.Module, config: Config) -> dict[str, float]:
+    """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
     norm, loss = float(grad_norm), result.loss
     entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
     undo_clip = max(1.0, norm / (config.max_grad_norm or math.inf))

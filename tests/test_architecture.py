@@ -1,6 +1,7 @@
-"""The package as a whole: who may import whom, what loads when, how long a file may get."""
+"""The package as a whole: who may import whom, what loads when, how long a file or function may get."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -11,44 +12,86 @@ from mypy import api
 import a2c
 
 PACKAGE = Path(a2c.__file__).parent
-ORDER = (
-    *("presets", "rules", "config", "resolve", "files", "flags", "processes", "directory", "returns", "losses"),
-    *("normalizers", "networks", "recurrent", "compute", "atari", "watchdog", "episodes", "snapshot", "envs", "trial"),
-    *("rollout", "collector", "batch", "unpack_batch", "optimizer", "update", "learner"),
-    *("checkpoint", "logger", "curve", "display", "record", "evaluation", "recording", "signals", "outcome"),
-    *("synchronous", "workers", "a3c", "predictor", "ga3c", "trainer", "comparison", "cli", "__main__"),
-)
-FILES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+WINGS = {  # in the order of imports; None: the files of the method, which lie on top
+    "config": ("presets", "validation", "config", "resolve"),
+    "processes": ("watchdog", "errors", "start", "signals", "pool"),
+    "envs": ("atari", "snapshot", "single", "vector_env", "make", "trial"),
+    "compute": ("compute", "replica"),
+    None: (
+        *("normalizers", "networks", "policy", "rollout", "collector", "returns", "batch", "losses", "update"),
+        *("learner", "unpack_batch"),
+    ),
+    "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
+    "metrics": ("meters", "files", "logger", "console", "results", "plots"),
+    "run": ("run_dir", "checkpoint", "outputs", "stop", "trainer"),
+    "tools": ("load", "evaluate", "record_video", "compare"),
+    "cli": ("flags", "options", "commands"),
+}
+ORDER = [f"{wing}.{name}" if wing else name for wing, names in WINGS.items() for name in names] + ["__main__"]
+WITHOUT_TORCH = ("config", "processes", "envs", "metrics", "cli")
+FILES = [PACKAGE / f"{name.replace('.', '/')}.py" for name in ORDER]
+EVERY_FILE = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path):
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports_of_ours(path):
     """Names of the package's modules that a file imports anywhere, functions included."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("a2c.")}
+            found |= {name.name.removeprefix("a2c.") for name in node.names if name.name.startswith("a2c.")}
             assert all(name.name != "a2c" for name in node.names), "import the module that defines the name"
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             assert node.module != "a2c", "import the module that defines the name"
             if (node.module or "").startswith("a2c."):
-                found.add(node.module.split(".")[1])
+                found.add(node.module.removeprefix("a2c."))
     return found
 
 
-def test_every_module_has_its_place_in_the_order():
-    assert {path.stem for path in FILES} == set(ORDER)
+def test_the_top_of_the_package_shows_the_method_and_the_wings_and_nothing_else():
+    wings = {wing for wing in WINGS if wing}
+    ours = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
+    assert ours == wings | {f"{name}.py" for name in (*WINGS[None], "__init__", "__main__")} | {"py.typed"}
+    assert {name_of(path) for path in EVERY_FILE if path.stem != "__init__"} == set(ORDER)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_module_imports_only_modules_before_it(path):
-    late = imports_of_ours(path) - set(ORDER[: ORDER.index(path.stem)])
+    late = imports_of_ours(path) - set(ORDER[: ORDER.index(name_of(path))])
     assert not late
 
 
-@pytest.mark.parametrize("driver", ["synchronous", "a3c", "ga3c"])
-def test_drivers_never_import_each_other(algorithm):
-    assert not imports_of_ours(PACKAGE / f"{algorithm}.py") & {"a2c", "a3c", "ga3c", "trainer"}
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_name_is_imported_from_the_module_that_defines_it(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("a2c."):
+            source = tree_of(PACKAGE / f"{node.module.removeprefix('a2c.').replace('.', '/')}.py")
+            defined = {getattr(n, "name", None) for n in source.body}
+            for n in source.body:
+                targets = n.targets if isinstance(n, ast.Assign) else [getattr(n, "target", None)]
+                defined |= {name.id for t in targets if t for name in ast.walk(t) if isinstance(name, ast.Name)}
+            assert {name.name for name in node.names} <= defined, node.module
+
+
+@pytest.mark.parametrize("wing", [wing for wing in WINGS if wing])
+def test_the_face_of_a_wing_is_its_docstring_and_imports_from_its_own_wing_only(wing):
+    face = PACKAGE / wing / "__init__.py"
+    assert ast.get_docstring(tree_of(face))
+    assert all(name.startswith(f"{wing}.") for name in imports_of_ours(face))
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
+def test_algorithms_never_import_each_other(algorithm):
+    others = {"algorithms.a2c", "algorithms.a3c", "algorithms.ga3c"}
+    assert not imports_of_ours(PACKAGE / "algorithms" / f"{algorithm}.py") & others
 
 
 @pytest.mark.parametrize("name", ["returns", "losses"])
@@ -57,14 +100,23 @@ def test_pure_mathematics_imports_nothing_of_ours(name):
 
 
 def test_the_reader_of_imports_sees_them():
-    assert imports_of_ours(PACKAGE / "cli.py") >= {"config", "trainer", "evaluation"}  # two of them inside functions
+    found = imports_of_ours(PACKAGE / "cli" / "commands.py")
+    assert found >= {"cli.options", "run.trainer", "tools.evaluate"}  # two of them inside functions
 
 
-@pytest.mark.parametrize("name", ["a2c", "a2c.config.config", "a2c.envs.atari", "a2c.envs.make", "a2c.cli.commands"])
-def test_importing_it_does_not_import_torch(name):
-    code = f"import sys, {name}; print('torch' in sys.modules)"
+@pytest.mark.parametrize("wing", WITHOUT_TORCH)
+def test_a_wing_loads_without_torch(wing):
+    names = ", ".join(f"a2c.{wing}.{name}" for name in WINGS[wing])
+    code = f"import sys, a2c, {names}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+def test_the_settings_load_without_anything_heavy():
+    names = ", ".join(f"a2c.config.{name}" for name in WINGS["config"])
+    code = f"import sys, {names}; print(sorted({{'gymnasium', 'numpy', 'cv2', 'torch'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 def test_importing_the_package_imports_nothing_heavy():
@@ -123,15 +175,63 @@ def test_the_package_is_marked_as_typed():
     assert (PACKAGE / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("path", [*FILES, PACKAGE / "__init__.py"], ids=lambda path: path.stem)
-def test_a_file_fits_in_the_reader_s_head(path):
+@pytest.mark.parametrize("path", EVERY_FILE, ids=name_of)
+def test_a_file_has_at_most_250_lines(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def functions_of(path):
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
+
+
+def lines_of_code(path, node):
+    """Lines of a function but blank ones, comments and its docstring."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+    body = lines[first.lineno - 1 : node.end_lineno]
+    return sum(1 for line in body if line.strip() and not line.strip().startswith("#"))
+
+
+@pytest.mark.parametrize("path", EVERY_FILE, ids=name_of)
+def test_a_function_has_at_most_40_lines_of_code(path):
+    long = {node.name: lines_of_code(path, node) for node in functions_of(path)}
+    assert not {name: lines for name, lines in long.items() if lines > 40}
+
+
+PUBLIC_CONTRACT = {"unpack_batch", "a2c_loss", "lambda_returns", "evaluate"}  # what people call in notebooks
+OTHERS = {"run_worker"}  # gets its arguments through a process, which takes no keywords
+
+
+@pytest.mark.parametrize("path", EVERY_FILE, ids=name_of)
+def test_a_function_has_at_most_6_parameters(path):
+    for node in functions_of(path):
+        names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
+        assert len(names) <= 6 or node.name in PUBLIC_CONTRACT | OTHERS, (node.name, names)
+
+
+# Attributes that are the interface of torch, numpy, gymnasium, weakref and Python's own modules.
+THEIRS = {"grad", "data", "normalizer", "state", "metadata", "closed", "atexit", "__spec__"}
+
+
+@pytest.mark.parametrize("path", EVERY_FILE, ids=name_of)
+def test_no_object_writes_into_another_s_attributes(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr not in THEIRS:
+            owner = ast.unparse(node.value)
+            assert owner == "self", f"{owner}.{node.attr} in line {node.lineno}: ask {owner} by a method"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_every_module_and_public_function_says_what_it_is_for(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     assert ast.get_docstring(tree)
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             assert ast.get_docstring(node), node.name
+
+
+def test_the_loop_of_the_trainer_fits_on_one_screen():
+    from a2c.run.trainer import Trainer
+
+    path = Path(inspect.getfile(Trainer))
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 130

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from toys import spaces
 
-from a2c.batch import Experience, SlidingWindows, unpack_batch, unpack_views
+from a2c.algorithms.windows import SlidingWindows
+from a2c.batch import Experience, rollout_batch, unpack_batch
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.learner import Learner
@@ -161,8 +163,8 @@ def test_reward_clip_acts_once_on_each_reward_before_discounting():
     returns = unpack_batch(rollout, Toy(), gamma=0.5, reward_clip=1.0)[2]
     assert returns.tolist() == [1 - 0.5 + 0.125, -1 + 0.25, 0.5]
     assert rollout.rewards.flatten().tolist() == [4.0, -5.0, 0.5]  # the raw points stay as they are
-    (windows,) = SlidingWindows(1, 3, 1, gamma=0.5, reward_clip=1.0).push(rollout)
-    assert windows[0].reward == 1 - 0.5 + 0.125
+    ((window,),) = (batch.items for batch in SlidingWindows(1, 3, 1, gamma=0.5, reward_clip=1.0).push(rollout))
+    assert window.reward == 1 - 0.5 + 0.125
 
 
 def test_sliding_windows_by_hand():
@@ -181,13 +183,13 @@ def test_sliding_windows_by_hand():
     def read(e: Experience) -> tuple:
         return int(e.state), e.action, e.reward, None if e.last_state is None else int(e.last_state), e.reward_steps
 
-    assert [[read(e) for e in batch] for batch in first] == [
+    assert [[read(e) for e in batch.items] for batch in first] == [
         [(0, 0, 3.0, 3, 3), (1, 1, 6.0, 4, 3)],
         [(2, 2, 12.0, None, 3), (3, 3, 16.0, None, 2)],
         [(4, 4, 16.0, None, 1), (5, 5, 64.0, 99, 2)],
     ]
     # 7 and 8 wait for decision 9; then 7 is whole and fills the batch that 6 began.
-    assert [[read(e) for e in batch] for batch in second] == [[(6, 6, 64.0, 99, 1), (7, 7, 384.0, 10, 3)]]
+    assert [[read(e) for e in batch.items] for batch in second] == [[(6, 6, 64.0, 99, 1), (7, 7, 384.0, 10, 3)]]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -201,7 +203,7 @@ def test_sliding_windows_lose_and_double_no_transition(seed):
         piece.obs.zero_(), piece.next_obs.zero_()  # the collector plays into the same memory again
     assert all(len(batch) == batch_size for batch in batches)
     assert len(windows.complete) < batch_size
-    emitted = [e for batch in batches for e in batch] + windows.complete
+    emitted = [e for batch in batches for e in batch.items] + windows.complete
     names = [tuple(e.state[:2].tolist()) for e in emitted]
     expected = {(t, n): window(rollout, t, n, 4) for t in range(steps) for n in range(envs)}
     assert sorted(names) == sorted(key for key, e in expected.items() if e is not None)
@@ -353,8 +355,9 @@ def test_what_is_unpacked_outlives_the_rollout():
 
 def test_training_unpacks_without_a_copy():
     rollout = random_rollout(3, 4, seed=1)
-    states, *_ = unpack_views(rollout, Toy(), "cpu", gamma=0.9, reward_steps=3, gae_lambda=1.0, reward_clip=0.0)
-    assert states.data_ptr() == rollout.obs.data_ptr()
+    batch = rollout_batch(rollout, Toy(), gamma=0.9, gae_lambda=1.0, reward_clip=0.0, off_policy=True)
+    assert batch.actions.data_ptr() == rollout.actions.data_ptr()
+    assert batch.behaviour_log_probs.data_ptr() == rollout.log_probs.data_ptr()
 
 
 def drop(rollout: Rollout, *keep: int) -> None:
@@ -390,8 +393,8 @@ def test_a_cut_off_step_without_its_final_observation_is_refused(spoil):
     drop(rollout, 1, 0)  # their order does not matter
     unpack_batch(rollout, Toy())
     spoil(rollout)
-    with pytest.raises(ValueError, match=r"final_(index|obs|memory) must (name|have)"):
+    with pytest.raises(ValueError, match=r"final_(index|obs|rnn_state) must (name|have)"):
         unpack_batch(rollout, Toy())
     config = Config(env="CartPole-v1", backend="sync", threads=1, num_envs=4)
     with closing(Compute(config)) as compute, pytest.raises(ValueError, match="final_"):
-        Learner(config, (4,), 3, compute, stacked=False).learn(rollout)
+        Learner(config, spaces((4,), 3), compute).learn(rollout)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import ConstantEnv, IdentityEnv, TinyNet, vector
+from toys import ConstantEnv, IdentityEnv, TinyNet, learn, vector
 
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.run.trainer import Trainer
-from a2c.update import learn, make_optimizer
+from a2c.update import make_optimizer
 
 
 def train(envs, net, rollouts, **settings):
@@ -21,7 +21,7 @@ def train(envs, net, rollouts, **settings):
         optimizer = make_optimizer(net, config)
         collector = Collector([envs], net, config.rollout_steps, compute, config.seed)
         for _ in range(rollouts):
-            learn(net, net, optimizer, collector.collect(), config, compute)
+            learn(net, net, optimizer, collector.collect().rollout, config, compute)
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.5])

@@ -90,7 +90,7 @@ def test_each_colour_has_its_own_statistics(colour_env, network):
     obs = torch.from_numpy(np.stack([draw.integers(0, 2 * c, (8, 4, SIZE, SIZE), np.uint8) for c in COLOURS[:2]], 2))
     obs = torch.cat([obs, torch.full((8, 4, 1, SIZE, SIZE), 255, dtype=torch.uint8)], dim=2)  # [T, N, 3, S, S]
     with closing(Compute(config)) as compute:
-        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, stacked=spaces.stacked)
+        learner = Learner(config, spaces, compute)
     learner.update_normalizer(obs)
     norm, frames = learner.net.normalizer, obs.flatten(0, 1).numpy().astype(np.float64)
     if isinstance(norm, FrameNorm):

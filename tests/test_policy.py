@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from toys import CountingEnv, counting_envs, vector
+from toys import CountingEnv, counting_envs, learn, vector
 
 from a2c.batch import unpack_batch
 from a2c.cli.flags import parse_config
@@ -24,7 +24,6 @@ from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 from a2c.tools.evaluate import evaluate
-from a2c.update import learn
 
 FLAGS = ["--preset", "cartpole-lstm", "--total-env-steps", "1000", "--no-progress"]
 
@@ -47,7 +46,7 @@ def lstm(units: int = 7, seed: int = 0) -> LstmA2C:
 def rollouts(compute, net, number, steps=6, ends="truncated"):
     """`number` rollouts of environments whose episodes last 3, 4 and 100 decisions."""
     collector = Collector([counting_envs(3, 4, 100, ends=ends, dtype=np.float32)], net, steps, compute)
-    return [copy.deepcopy(collector.collect()) for _ in range(number)]
+    return [copy.deepcopy(collector.collect().rollout) for _ in range(number)]
 
 
 def again(net, rollout):
@@ -58,9 +57,9 @@ def test_replaying_a_rollout_equals_the_steps_that_were_taken(compute):
     net = lstm()
     for rollout in rollouts(compute, net, 3):
         logits, values = again(net, rollout)
-        log_probs = logits.log_softmax(1).gather(1, rollout.actions.flatten()[:, None])
-        torch.testing.assert_close(values.flatten(), rollout.values.flatten())
-        torch.testing.assert_close(log_probs.flatten(), rollout.log_probs.flatten())
+        log_probs = logits.log_softmax(2).gather(2, rollout.actions[:, :, None]).squeeze(2)
+        torch.testing.assert_close(values, rollout.values)
+        torch.testing.assert_close(log_probs, rollout.log_probs)
 
 
 def test_the_replay_would_differ_without_memory_or_with_one_that_is_never_emptied(compute):
@@ -106,7 +105,7 @@ def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(c
     net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
     assert not rollout.rnn_state.requires_grad  # nothing reaches the rollout before
     obs = rollout.obs.clone().requires_grad_()
-    values = replay(net, obs, rollout.starts, rollout.rnn_state)[1].unflatten(0, (6, 3))
+    values = replay(net, obs, rollout.starts, rollout.rnn_state)[1]
     for n in range(3):
         (gradient,) = torch.autograd.grad(values[-1, n].sum(), obs, retain_graph=True)
         begin = max((s for s in range(6) if rollout.starts[s, n]), default=0)
@@ -121,7 +120,7 @@ def test_split_and_join_keep_each_memory_with_its_environment(compute):
     assert [part.rnn_state.shape for part in parts] == [(1, 14)] * 3
     joined = Rollout.join(parts)
     for name, value in vars(joined).items():
-        if name not in ("episodes", "final_index", "final_obs", "final_rnn_state"):
+        if name not in ("final_index", "final_obs", "final_rnn_state"):
             assert torch.equal(value, getattr(rollout, name)), name
     finals = {tuple(i): o.tolist() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
     assert {tuple(i): o.tolist() for i, o in zip(joined.final_index.tolist(), joined.final_obs, strict=True)} == finals
@@ -172,7 +171,7 @@ def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(comput
         net.forward = lambda obs: net.step(obs, torch.zeros(len(obs), 16))[:2]
     scores = []
     for _ in range(200):
-        rollout = collector.collect()
+        rollout = collector.collect().rollout
         scores.append(float(rollout.rewards.sum()) / 32)  # 32 episodes end in a rollout
         learn(net, net, optimizer, rollout, config, compute)
     mean = sum(scores[-20:]) / 20
@@ -236,5 +235,6 @@ def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
 
 def test_memories_are_in_the_checkpoint(tmp_path):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
-    rnn_state = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["rnn_state"]
+    policies = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["policies"]
+    rnn_state = torch.cat([policy["rnn_state"] for policy in policies])
     assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0

@@ -10,8 +10,7 @@ from toys import N_ACTIONS, CertainNet, TinyNet, counting_envs
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.policy import sample
-from a2c.rollout import Rollout
+from a2c.policy import Policy
 
 
 @pytest.fixture(params=[1, 2])
@@ -32,7 +31,7 @@ def kept(rollout):
 
 
 def test_reward_answers_the_action_taken_at_the_observation_beside_it(compute):
-    rollout = collector(compute, counting_envs(3, 4, 100)).collect()
+    rollout = collector(compute, counting_envs(3, 4, 100)).collect().rollout
     index, _, step = rollout.obs.long().unbind(2)
     assert torch.equal(index, torch.arange(3).expand(7, 3))
     assert torch.equal(
@@ -45,7 +44,7 @@ def test_reward_answers_the_action_taken_at_the_observation_beside_it(compute):
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "terminated and truncated"])
 def test_flags_are_an_aligned_table(compute, ends):
-    rollout = collector(compute, counting_envs(3, 4, ends=ends)).collect()
+    rollout = collector(compute, counting_envs(3, 4, ends=ends)).collect().rollout
     over = torch.tensor([[0, 0], [0, 0], [1, 0], [0, 1], [0, 0], [1, 0], [0, 0]]).bool()
     none = torch.zeros_like(over)
     assert torch.equal(rollout.terminated, over if "terminated" in ends else none)
@@ -57,7 +56,7 @@ def test_flags_are_an_aligned_table(compute, ends):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_observations_keep_their_dtype(compute, dtype):
-    rollout = collector(compute, counting_envs(2, 3, ends="truncated", dtype=dtype)).collect()
+    rollout = collector(compute, counting_envs(2, 3, ends="truncated", dtype=dtype)).collect().rollout
     expected = torch.from_numpy(np.zeros(0, dtype)).dtype
     assert rollout.obs.dtype == rollout.next_obs.dtype == rollout.final_obs.dtype == expected
     assert rollout.actions.dtype == rollout.final_index.dtype == torch.int64
@@ -65,7 +64,7 @@ def test_observations_keep_their_dtype(compute, dtype):
 
 
 def test_final_observations_are_those_of_truncated_steps(compute):
-    rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect()
+    rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect().rollout
     assert rollout.final_index.tolist() == [[2, 0], [3, 1], [5, 0]]
     assert rollout.final_obs.tolist() == [[0, 0, 3], [1, 0, 4], [0, 1, 3]]  # the step that no obs[t] shows
 
@@ -73,7 +72,7 @@ def test_final_observations_are_those_of_truncated_steps(compute):
 @pytest.mark.parametrize("ends", ["terminated", "terminated and truncated"])
 def test_a_terminated_step_has_no_final_observation(compute, ends):
     # It is not bootstrapped, whatever the truncation flag says.
-    rollout = collector(compute, counting_envs(3, 4, ends=ends)).collect()
+    rollout = collector(compute, counting_envs(3, 4, ends=ends)).collect().rollout
     assert rollout.final_index.shape == (0, 2) and rollout.final_obs.shape == (0, 3)
 
 
@@ -81,22 +80,12 @@ def test_two_rollouts_equal_one_long(compute):
     long = collector(compute, counting_envs(3, 4, ends="truncated"), steps=8).collect()
     halves = collector(compute, counting_envs(3, 4, ends="truncated"), steps=4)
     first, second = kept(halves.collect()), kept(halves.collect())
-    for name in (
-        "obs",
-        "actions",
-        "rewards",
-        "terminated",
-        "truncated",
-        "starts",
-        "values",
-        "log_probs",
-    ):
-        joined = torch.cat([getattr(first, name), getattr(second, name)])
-        assert torch.equal(joined, getattr(long, name)), name
-    assert torch.equal(second.next_obs, long.next_obs)
-    shifted = torch.cat([first.final_index, second.final_index + torch.tensor([4, 0])])
-    assert torch.equal(shifted, long.final_index)
-    assert torch.equal(torch.cat([first.final_obs, second.final_obs]), long.final_obs)
+    whole, left, right = long.rollout, first.rollout, second.rollout
+    for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "values", "log_probs"):
+        assert torch.equal(torch.cat([getattr(left, name), getattr(right, name)]), getattr(whole, name)), name
+    assert torch.equal(right.next_obs, whole.next_obs)
+    assert torch.equal(torch.cat([left.final_index, right.final_index + torch.tensor([4, 0])]), whole.final_index)
+    assert torch.equal(torch.cat([left.final_obs, right.final_obs]), whole.final_obs)
     assert first.episodes + second.episodes == long.episodes
 
 
@@ -108,15 +97,14 @@ def test_groups_of_environments_are_laid_out_like_one(compute):
     groups = collector(compute, *parts, net=net)
     for _ in range(2):
         one, two = whole.collect(), groups.collect()
-        for name, tensor in vars(one).items():
-            if name != "episodes":
-                assert torch.equal(tensor, getattr(two, name)), name
+        for name, tensor in vars(one.rollout).items():
+            assert torch.equal(tensor, getattr(two.rollout, name)), name
         assert sorted(one.episodes) == sorted(two.episodes)
 
 
 def test_groups_draw_different_actions(compute):
     groups = (counting_envs(100, 100), counting_envs(100, 100))  # the same observations in both
-    rollout = collector(compute, *groups, steps=20).collect()
+    rollout = collector(compute, *groups, steps=20).collect().rollout
     assert torch.equal(rollout.obs[:, :2], rollout.obs[:, 2:])
     assert not torch.equal(rollout.actions[:, :2], rollout.actions[:, 2:])
 
@@ -124,7 +112,7 @@ def test_groups_draw_different_actions(compute):
 def test_values_and_log_probs_are_those_of_the_acting_network(compute):
     net = TinyNet(seed=1)
     envs = counting_envs(3, 4, ends="truncated")
-    rollout = collector(compute, envs, net=net).collect()
+    rollout = collector(compute, envs, net=net).collect().rollout
     assert len(rollout.final_obs) == 3
     logits, values = net(rollout.obs.flatten(0, 1))
     log_probs = logits.log_softmax(1).gather(1, rollout.actions.flatten()[:, None])
@@ -134,13 +122,18 @@ def test_values_and_log_probs_are_those_of_the_acting_network(compute):
 
 
 def test_episodes_name_their_environment_among_all_groups(compute):
-    rollout = collector(compute, counting_envs(100, 4), counting_envs(3, first=2), net=CertainNet()).collect()
+    collected = collector(compute, counting_envs(100, 4), counting_envs(3, first=2), net=CertainNet()).collect()
     # Rewards are 10 * step + (index + step) % 5.
-    assert sorted(rollout.episodes) == [(1, 70.0, 4), (2, 39.0, 3), (2, 39.0, 3)]
+    assert sorted(collected.episodes) == [(1, 70.0, 4), (2, 39.0, 3), (2, 39.0, 3)]
+
+
+def test_a_rollout_names_the_policy_that_acted(compute):
+    rollout = collector(compute, counting_envs(3, 4)).collect(policy_version=17).rollout
+    assert rollout.policy_version.tolist() == [17, 17] and rollout.policy_lag(20) == 3
 
 
 def test_a_split_keeps_whole_windows_and_renumbers_final_observations(compute):
-    rollout = collector(compute, counting_envs(3, 4, 5, 2, 6, ends="truncated")).collect()
+    rollout = collector(compute, counting_envs(3, 4, 5, 2, 6, ends="truncated")).collect().rollout
     parts = rollout.split(2)
     assert [part.actions.shape for part in parts] == [(7, 3), (7, 2)]
     assert sum(len(part) for part in parts) == len(rollout) == 35
@@ -156,34 +149,22 @@ def test_a_split_keeps_whole_windows_and_renumbers_final_observations(compute):
         assert torch.equal(part.final_obs[:, 0], (n + low).to(torch.uint8))  # an observation names its environment
 
 
-def test_games_travel_with_the_environment_that_they_ended_in(compute):
-    rollout = collector(compute, counting_envs(3, 4, 5, 2, 6), net=CertainNet()).collect()
-    assert len({game.env for game in rollout.episodes}) == 5
-    left, right = rollout.columns(0, 2), rollout.columns(2, 5)
-    assert {game.env for game in left.episodes} == {0, 1} and {game.env for game in right.episodes} == {0, 1, 2}
-    assert sorted(Rollout.join([left, right]).episodes) == sorted(rollout.episodes)
-
-
 def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
-    # A tensor on the device "meta" has no numbers, so nothing that was left behind can pass for it.
-    rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect()
-    off_policy = rollout.to(torch.device("meta"))
-    assert (
-        rollout.episodes
-        and off_policy.episodes == rollout.episodes
-        and off_policy.policy_version is rollout.policy_version
-    )
-    tensors = {name: value for name, value in vars(rollout).items() if name not in ("episodes", "policy_version")}
+    # A tensor on the device "meta" has no numbers, so nothing that was left out can pass for it.
+    rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect().rollout
+    moved = rollout.to(torch.device("meta"))
+    assert moved.policy_version is rollout.policy_version
+    tensors = {name: value for name, value in vars(rollout).items() if name != "policy_version"}
     assert len(tensors) == 14
     for name, before in tensors.items():
-        after = getattr(off_policy, name)
+        after = getattr(moved, name)
         assert (after.device.type, after.shape, after.dtype) == ("meta", before.shape, before.dtype), name
     back = rollout.to(torch.device("cpu"))
     assert all(torch.equal(getattr(back, name), before) for name, before in tensors.items())
 
 
 def test_a_split_into_more_parts_than_environments_gives_one_each(compute):
-    rollout = collector(compute, counting_envs(3, 4)).collect()
+    rollout = collector(compute, counting_envs(3, 4)).collect().rollout
     assert [part.actions.shape for part in rollout.split(9)] == [(7, 1), (7, 1)]
 
 
@@ -192,7 +173,8 @@ def test_sampled_actions_follow_the_policy_and_the_seed():
     logits = probabilities.log().clamp(min=-1e9).expand(20_000, N_ACTIONS) + 3.0  # a shift changes nothing
 
     def draw(seed):
-        return sample(logits, torch.Generator().manual_seed(seed))
+        policy = Policy(lambda obs: (obs, torch.zeros(len(obs), 1)), 20_000, "cpu", seed)
+        return policy.act(logits, torch.zeros(20_000, dtype=torch.bool))[:2]
 
     actions, log_probs = draw(0)
     assert actions.shape == log_probs.shape == (20_000,) and actions.dtype == torch.int64

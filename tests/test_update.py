@@ -7,19 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from toys import learn, spaces
 
-from a2c.batch import Experience, unpack_batch
+from a2c.batch import Experience, Transitions, unpack_batch
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
-from a2c.learner import Learner
+from a2c.learner import Learner, Shared
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.policy import initial_state, replay
 from a2c.rollout import Rollout
-from a2c.update import Update, learn, learning_rate, make_optimizer
+from a2c.update import Gradients, learning_rate, make_optimizer
 
 # No coefficient at its default, so that none can be forgotten on the way.
 CONFIG = Config(
@@ -58,7 +59,9 @@ def make_net(seed: int = 0) -> MlpA2C:
     return MlpA2C((4,), 3)
 
 
-def train(net: MlpA2C, batches: list, config: Config, optimizer: torch.optim.Optimizer | None = None) -> list[Update]:
+def train(
+    net: MlpA2C, batches: list, config: Config, optimizer: torch.optim.Optimizer | None = None
+) -> list[tuple[Gradients, Tensor]]:
     """Learn the batches one after the other; `net` is changed in place."""
     optimizer = optimizer or make_optimizer(net, config)
     with closing(Compute(config)) as compute:
@@ -93,15 +96,16 @@ def test_clip_and_step_equal_plain_torch():
             p.grad *= min(1.0, 0.4 / norms[-1])
         optimizer.step()
     assert min(norms) > 0.4  # the clip was at work
-    assert [float(u.grad_norm) for u in updates] == pytest.approx(norms, rel=1e-4)
-    assert float(updates[-1].loss.total) == pytest.approx(float(loss.detach()), rel=1e-4)
-    assert float(updates[-1].returns) == pytest.approx(float(returns.mean()), rel=1e-4)
-    assert float(updates[-1].values) == pytest.approx(float(values.detach().mean()), rel=1e-4)
+    assert [float(norm) for _, norm in updates] == pytest.approx(norms, rel=1e-4)
+    last = updates[-1][0]
+    assert float(last.loss.total) == pytest.approx(float(loss.detach()), rel=1e-4)
+    assert float(last.returns) == pytest.approx(float(returns.mean()), rel=1e-4)
+    assert float(last.values) == pytest.approx(float(values.detach().mean()), rel=1e-4)
     torch.testing.assert_close(flat(net), flat(plain), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("log_eps", [None, 0.2])
-@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("off_policy", [False, True])
 def test_the_lag_and_its_guard_reach_the_loss(off_policy, log_eps):
     net, rollout = make_net(), random_rollout()
     states, actions, returns = unpack_batch(rollout, net, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
@@ -109,7 +113,7 @@ def test_the_lag_and_its_guard_reach_the_loss(off_policy, log_eps):
     expected = a2c_loss(*net(states), actions, returns, log_eps=log_eps or 0.0, behaviour_log_probs=behaviour)
     config = replace(CONFIG, log_eps=log_eps)
     with closing(Compute(config)) as compute:
-        loss = learn(net, net, make_optimizer(net, config), rollout, config, compute, off_policy).loss
+        loss = learn(net, net, make_optimizer(net, config), rollout, config, compute, off_policy)[0].loss
     torch.testing.assert_close((loss.policy, loss.ratio), (expected.policy, expected.ratio))
     assert (float(loss.ratio) < 1) == off_policy
 
@@ -120,10 +124,10 @@ def test_a_step_is_no_longer_than_max_grad_norm(bound, clipped):
     net = make_net()
     before = flat(net)
     config = replace(CONFIG, max_grad_norm=bound)
-    (update,) = train(net, [random_rollout()], config, torch.optim.SGD(net.parameters(), lr=1.0))
-    assert (float(update.grad_norm) > bound) == clipped  # reported before the clip
+    ((_, norm),) = train(net, [random_rollout()], config, torch.optim.SGD(net.parameters(), lr=1.0))
+    assert (float(norm) > bound) == clipped  # reported before the clip
     length = float((flat(net) - before).norm())
-    assert length == pytest.approx(bound if clipped else float(update.grad_norm), rel=1e-3)
+    assert length == pytest.approx(bound if clipped else float(norm), rel=1e-3)
 
 
 @pytest.mark.parametrize("form", ["rollout", "list"])
@@ -133,12 +137,12 @@ def test_two_threads_learn_what_one_learns(form):
     config = CONFIG
     if form == "list":
         config = replace(CONFIG, gae_lambda=1.0)
-        batches = [list(map(Experience, *flat_transitions(rollout)))[:65] for rollout in batches]
+        batches = [Transitions(list(map(Experience, *flat_transitions(rollout)))[:65]) for rollout in batches]
     nets = [make_net(), make_net()]
     one, two = (train(net, batches, replace(config, threads=t)) for net, t in zip(nets, (1, 2), strict=True))
     torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(one[-1].loss, two[-1].loss, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(one[-1][1:], two[-1][1:], rtol=1e-4, atol=1e-5)
+    for (mine, norm), (theirs, their_norm) in zip(one, two, strict=True):
+        torch.testing.assert_close((mine[1:], norm), (theirs[1:], their_norm), rtol=1e-4, atol=1e-5)
 
 
 class Masking(MlpA2C):
@@ -154,11 +158,11 @@ def test_an_infinite_loss_stops_the_run_though_its_gradients_are_finite(advantag
     net, rollout = Masking((4,), 3), random_rollout()
     rollout.actions.zero_()
     rollout.rewards.fill_(100 * advantage)
-    shared = (net, make_optimizer(net, CONFIG))
+    shared = Shared(net, make_optimizer(net, CONFIG), None)
     with closing(Compute(CONFIG)) as compute:
-        learner = Learner(CONFIG, (4,), 3, compute, stacked=False, shared=shared)
+        learner = Learner(CONFIG, spaces((4,), 3), compute, shared)
         with pytest.raises(FloatingPointError, match=r"policy loss is -?inf at update 1;"):
-            learner.learn(rollout, batches=1)
+            learner.learn(rollout, [rollout])
     assert all(parameter.isfinite().all() for parameter in net.parameters())
 
 
@@ -180,7 +184,7 @@ def test_a_list_is_learned_like_the_rollout_of_the_same_experience():
         log_probs = nets[0](rollout.obs[0])[0].log_softmax(1)
     rollout.log_probs = log_probs.gather(1, rollout.actions[0][:, None]).T
     states, actions, rewards, _ = flat_transitions(rollout)
-    transitions = list(map(Experience, states, actions, rewards, rollout.next_obs.numpy()))
+    transitions = Transitions(list(map(Experience, states, actions, rewards, rollout.next_obs.numpy())))
     for net, batch in zip(nets, (rollout, transitions), strict=True):
         train(net, [batch], config)
     torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-4, atol=1e-6)
@@ -212,7 +216,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(threads):
         with closing(make_envs(replace(config, seed=seed))) as envs, closing(compute):
             collector, optimizer = Collector([envs], net, 8, compute, seed), make_optimizer(net, config)
             for _ in range(3):
-                for batch in collector.collect().split(2):
+                for batch in collector.collect().rollout.split(2):
                     learn(net, net, optimizer, batch, config, compute)
         return flat(net)
 
@@ -221,14 +225,14 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(threads):
     assert not torch.equal(weights(1), first)
 
 
-def test_bfloat16_twin_follows_the_float32_master():
+def test_a_bfloat16_replica_follows_the_float32_master():
     config = replace(CONFIG, precision="bfloat16")
     master = make_net()
     before, optimizer = flat(master), make_optimizer(master, config)
     with closing(Compute(config)) as compute:
         replica = make_replica(master, compute)
         for seed in range(3):
-            update = learn(master, replica, optimizer, random_rollout(seed=seed), config, compute)
+            update, _ = learn(master, replica, optimizer, random_rollout(seed=seed), config, compute)
     outputs = {"policy.4.weight", "policy.4.bias", "value.4.weight", "value.4.bias"}
     assert replica is not master
     for name, parameter in replica.named_parameters():
@@ -251,7 +255,7 @@ def test_bfloat16_takes_nearly_the_step_of_float32():
     assert torch.cosine_similarity(*steps, dim=0) > 0.99
 
 
-def test_the_working_copy_shares_the_pixel_statistics():
+def test_a_replica_shares_the_pixel_statistics():
     net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
     with closing(Compute(CONFIG)) as exact, closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
         assert make_replica(net, exact) is net
@@ -286,7 +290,7 @@ def test_a_baseline_of_large_returns_is_learned_in_bfloat16_as_in_float32():
     # Returns of 90 that spread by 0.2. A value head in bfloat16 would err by half of its grid, 0.15 and more.
     obs = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
     returns = 90.0 + 0.2 * torch.tanh(obs[:, 0])
-    batch = [Experience(state, 0, float(g), None) for state, g in zip(obs, returns, strict=True)]
+    batch = Transitions([Experience(state, 0, float(g), None) for state, g in zip(obs, returns, strict=True)])
     errors = {}
     for precision in ("float32", "bfloat16"):
         config = replace(CONFIG, gae_lambda=1.0, precision=precision, value_coef=1.0, max_grad_norm=0.0)

@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch.multiprocessing  # noqa: F401  tensors in shared memory cross to a worker as such
-
 from a2c.processes.errors import WorkerError, worker_error
 from a2c.processes.start import OURS, settle_in, without_main, worker_context
 from a2c.processes.watchdog import Watchdog

@@ -106,12 +106,16 @@ class RenderedEpisode(gym.Wrapper):
 
     def check(self, seed: int) -> None:
         """ValueError where the environment cannot be rendered here, WorkerError where it fails."""
+        name, modes = self.env.spec and self.env.spec.id, self.env.metadata.get("render_modes")
+        with failing():
+            self.env.reset(seed=seed)
         try:
-            with failing(gym.error.Error, NotImplementedError, ValueError):
-                self.reset(seed=seed)
+            with failing(gym.error.Error, NotImplementedError):
+                picture = self.env.render()
         except (gym.error.Error, NotImplementedError) as error:
-            name = self.env.spec and self.env.spec.id
             raise ValueError(f"env must be one that can be rendered here, got {name}: {error}") from error
+        if not isinstance(picture, np.ndarray):
+            raise ValueError(f"env must have the render mode rgb_array, got {name} with {modes}")
 
     def take(self) -> list[np.ndarray]:
         """The pictures since the last call."""
@@ -119,11 +123,7 @@ class RenderedEpisode(gym.Wrapper):
         return taken
 
     def _render(self) -> np.ndarray:
-        picture = self.env.render()
-        if not isinstance(picture, np.ndarray):
-            name, modes = self.env.spec and self.env.spec.id, self.env.metadata.get("render_modes")
-            raise ValueError(f"env must have the render mode rgb_array, got {name} with {modes}")
-        return picture
+        return np.asarray(self.env.render())
 
 
 class Recording:

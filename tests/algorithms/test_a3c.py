@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from toys import has_rows, same, wait_for
+from toys import has_rows, same, spaces, wait_for
 
 from a2c.algorithms.a3c import A3C
 from a2c.algorithms.worker_tasks import make_tasks
@@ -26,7 +26,7 @@ from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.envs.make import make_envs, row_seeds
 from a2c.envs.single import make_env, probe_spaces
-from a2c.learner import Learner
+from a2c.learner import Learner, Shared
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import ALGORITHMS, Trainer
@@ -110,9 +110,9 @@ def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeyp
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", str(workers), "--total-env-steps", "2000"]
     config = resolve(parse_config([*flags, "--num-envs", "10", "--num-minibatches", "5"]), (4,))
     with closing(Compute(config)) as compute:
-        learner = Learner(config, (4,), 2, compute, stacked=False)
+        learner = Learner(config, spaces((4,), 2), compute)
         algorithm = ALGORITHMS[algorithm](config, probe_spaces(config), learner, compute)
-        algorithm.start(None)
+        algorithm.start(new_run=True)
         assert len(algorithm.workers.processes) == (
             workers or (min(5, cores) if algorithm == "a3c" else min(10, 2 * cores))
         )
@@ -135,8 +135,8 @@ def test_gradients_are_copied_and_never_added_up():
     # local one, so every later gradient is added to those before.
     config = resolve(Config.from_preset("cartpole"), (4,))
     with closing(Compute(config)) as compute:
-        shared = Learner(config, (4,), 2, compute, stacked=False)
-        worker = Learner(config, (4,), 2, compute, stacked=False, shared=(shared.net, shared.optimizer))
+        shared = Learner(config, spaces((4,), 2), compute)
+        worker = Learner(config, spaces((4,), 2), compute, Shared(shared.net, shared.optimizer, None))
         assert worker.replica is not shared.net
         mine, theirs = list(worker.replica.parameters()), list(shared.net.parameters())
         assert not {p.data_ptr() for p in mine} & {p.data_ptr() for p in theirs}
@@ -144,13 +144,13 @@ def test_gradients_are_copied_and_never_added_up():
         collector = Collector([envs], worker.replica, 32, compute)
         for _ in range(3):
             before = copy.deepcopy(worker.replica)
-            rollout = copy.deepcopy(collector.collect())
+            rollout = copy.deepcopy(collector.collect().rollout)
             rollout.policy_version.fill_(worker.updates)
-            worker.learn(rollout, batches=1)
-            fresh = Learner(config, (4,), 2, compute, stacked=False)
+            worker.learn(rollout, [rollout])
+            fresh = Learner(config, spaces((4,), 2), compute)
             fresh.net.load_state_dict(before.state_dict())
             rollout.policy_version.fill_(0)
-            fresh.learn(rollout, batches=1)
+            fresh.learn(rollout, [rollout])
             for ours, alone in zip(theirs, fresh.net.parameters(), strict=True):
                 assert torch.equal(ours.grad, alone.grad)
             assert all(p.grad is None for p in mine)  # nothing is left that a later gradient could be added to
@@ -249,9 +249,9 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
 def test_settling_takes_in_what_is_under_way():
     config = resolve(parse_config([*CARTPOLE, "--algorithm", "a3c", "--workers", "2"]), (4,))
     with closing(Compute(config)) as compute:
-        learner = Learner(config, (4,), 2, compute, stacked=False)
+        learner = Learner(config, spaces((4,), 2), compute)
         algorithm = A3C(config, probe_spaces(config), learner, compute)
-        algorithm.start(None)
+        algorithm.start(new_run=True)
         played = algorithm.training_step().env_steps
         played += algorithm.drain().env_steps
         assert played == learner.env_steps == int(algorithm.counters.env_steps.sum()) > 0
@@ -274,7 +274,7 @@ def test_what_is_no_number_is_not_saved_whoever_wrote_it(tmp_path):
         progress = training_step()
         with torch.no_grad():  # as a worker would, between two looks at its gradients
             next(whole.learner.net.parameters())[0] = float("nan")
-        whole.record.saved_at = -(10**9)  # a checkpoint is due
+        whole.outputs.saved_at = -(10**9)  # a checkpoint is due
         return progress
 
     whole.training_step = advance_and_poison

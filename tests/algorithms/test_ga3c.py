@@ -36,7 +36,7 @@ def setting(request):
     spaces = probe_spaces(config)
     config = resolve(config, spaces.obs_shape)
     with closing(Compute(config)) as compute:
-        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked)
+        learner = Learner(config, spaces, compute)
         with torch.no_grad():  # an untrained network says nearly the same to every observation
             for parameter in learner.net.parameters():
                 parameter.mul_(3)
@@ -77,9 +77,9 @@ def test_an_answer_through_the_wire_equals_the_networks_own(setting):
                 with torch.no_grad():
                     torch.testing.assert_close(answers[i], step(learner.net, asked[i], memories[i], starts[i]))
             with torch.no_grad():
-                next(learner.net.parameters()).add_(0.1)  # the predictor's copy moves at `refresh` alone
+                next(learner.net.parameters()).add_(0.1)  # the predictor's copy moves at `sync` alone
         predictor.check()
-    assert [remote.policy_version for remote in remotes] == [[0, 5]] * 3
+    assert [remote.versions for remote in remotes] == [[0, 5]] * 3
 
 
 def test_trouble_of_the_predictor_reaches_the_trainer(setting):
@@ -120,17 +120,17 @@ def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
     algorithm = GA3C(config, spaces, learner, compute)
-    learner.learn = lambda rollout, batches: taken.append(copy.deepcopy(rollout))
+    learner.learn = lambda rollout, minibatches: taken.append(copy.deepcopy(rollout))
     algorithm.columns = 2  # a rollout of one player
-    algorithm.start(None)
+    algorithm.start(new_run=True)
     expected = []
     for part in make_tasks(config, 0):
         collector = Collector([part.make_envs()], before, config.rollout_steps, compute, part.sampling_seed)
-        expected.append([copy.deepcopy(collector.collect()) for _ in range(3)])
+        expected.append([copy.deepcopy(collector.collect().rollout) for _ in range(3)])
     theirs = [[], []]
     while min(map(len, theirs)) < 3:
         algorithm.training_step()
-        # What was shown behind a rollout begins the player's next one.
+        # What was shown after a rollout begins the player's next one.
         for rollout in taken:
             for played, wanted in zip(theirs, expected, strict=True):
                 begins = played[-1].next_obs if played else wanted[0].obs[0]
@@ -152,9 +152,9 @@ def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_t
     )
     learn, batches = whole.learner.learn, []
 
-    def keep(rollout, num_minibatches=None, **more):
+    def keep(rollout, minibatches):
         batches.append(copy.deepcopy(rollout))
-        learn(rollout, **more)
+        learn(rollout, minibatches)
 
     whole.learner.learn = keep
     assert whole.run() == 0
@@ -163,7 +163,7 @@ def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_t
     assert {batch.actions.shape for batch in batches} == {(32, 1)}  # 4 environments in 4 batches, as a2c has them
     ends = sum(int(batch.terminated.sum()) for batch in batches)
     assert ends > 20 and all((batch.rewards == 1.0).all() for batch in batches)
-    # Each environment's windows follow one another: what was shown behind one begins the next.
+    # Each environment's windows follow one another: what was shown after one begins the next.
     chains = {tuple(batch.next_obs[0].tolist()) for batch in batches}
     begun = [tuple(batch.obs[0, 0].tolist()) for batch in batches]
     assert len(set(begun)) == len(begun)
@@ -175,13 +175,13 @@ def test_the_lag_is_measured_as_it_was(setting):
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
-    def note(rollout, batches):
+    def note(rollout, minibatches):
         expected = learner.updates - float(rollout.policy_version.mean())
-        learn(rollout, batches=batches)
+        learn(rollout, minibatches)
         policy_lags.append((learner.policy_lag, expected))
 
     learner.learn = note
-    algorithm.start(None)
+    algorithm.start(new_run=True)
     while len(policy_lags) < 40:
         algorithm.training_step()
     algorithm.close()
@@ -197,13 +197,13 @@ def test_players_do_not_run_ahead_of_a_slow_learner(setting):
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
-    def slowly(rollout, batches):
+    def slowly(rollout, minibatches):
         time.sleep(0.03)  # in which a player could play many rollouts
-        learn(rollout, batches=batches)
+        learn(rollout, minibatches)
         policy_lags.append(learner.policy_lag)
 
     learner.learn = slowly
-    algorithm.start(None)
+    algorithm.start(new_run=True)
     while len(policy_lags) < 40:
         algorithm.training_step()
     algorithm.close()
@@ -215,9 +215,9 @@ def test_lagging_samples_are_weighted(setting):
     learner = setting[2]
     rollout = Rollout.empty(4, torch.zeros(2, 4), rnn_state_size(learner.net))
     rollout.log_probs.fill_(5.0)  # so that a weight of exp(log pi - 5) is far below 1
-    learner.learn(rollout, batches=1)
+    learner.learn(rollout, [rollout])
     assert learner.metrics()["ratio"] == 1.0
-    learner.learn(rollout, batches=1)  # its version is 0, the network has seen one update
+    learner.learn(rollout, [rollout])  # its version is 0, the network has seen one update
     assert learner.metrics()["ratio"] < 0.02 and learner.policy_lag == 1.0
 
 

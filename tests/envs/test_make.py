@@ -259,7 +259,7 @@ def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
     before = set(threading.enumerate())
     hang = threading.Event()
     with contextlib.closing(Compute(config)) as compute:
-        learner = Learner(config, spaces.obs_shape, spaces.n_actions, compute, spaces.stacked)
+        learner = Learner(config, spaces, compute)
         algorithm = A2C(config, spaces, learner, compute)
         algorithm.start(None)
         workers = list(algorithm.groups[0].env.processes)

@@ -258,7 +258,7 @@ def test_the_final_observation_of_an_environment_with_one_array_is_not_that_of_t
     config = Config(env="Reusing-v0", backend=backend, num_envs=2, threads=1, precision="float32")
     compute = Compute(config)
     with contextlib.closing(make_envs(config)) as envs, contextlib.closing(compute):
-        rollout = Collector([envs], TinyNet(), 4, compute).collect()
+        rollout = Collector([envs], TinyNet(), 4, compute).collect().rollout
     assert rollout.final_index.tolist() == [[2, 0], [2, 1]]
     assert rollout.final_obs.tolist() == [[7, 0, 3], [7, 0, 3]]  # index, episode, step
     assert rollout.next_obs.tolist() == [[7, 1, 1], [7, 1, 1]]

@@ -14,7 +14,12 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
+from a2c.compute.compute import Compute
+from a2c.compute.replica import sync_replica
+from a2c.config.config import Config
+from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
+from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients
 
 N_ACTIONS = 5
 
@@ -175,3 +180,24 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+
+
+def spaces(obs_shape: tuple[int, ...], n_actions: int, stacked: bool = False) -> Spaces:
+    """Spaces of an environment that nobody makes."""
+    return Spaces(obs_shape, n_actions, np.dtype(np.uint8 if len(obs_shape) == 3 else np.float32), stacked)
+
+
+def learn(
+    net: nn.Module,
+    replica: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    minibatch: Minibatch,
+    config: Config,
+    compute: Compute,
+    off_policy: bool = True,
+) -> tuple[Gradients, Tensor]:
+    """One step, as `Learner` takes it; what it did and the gradient's norm before the clip."""
+    result = compute_gradients(replica, minibatch, config, compute, off_policy)
+    norm = clipped_step(net, optimizer, result.gradients, config.max_grad_norm)
+    sync_replica(replica, net)
+    return result, norm

@@ -11,12 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
-from toys import ConstantEnv, vector
+from toys import ConstantEnv, learn, vector
 
-from a2c.batch import Experience
+from a2c.batch import Experience, Transitions
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
+from a2c.learner import describe_update
 from a2c.metrics.console import Display, clock, score
 from a2c.metrics.files import exact
 from a2c.metrics.logger import SCORES, RunLogger
@@ -24,7 +25,7 @@ from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, WINDOW, ScoreWindow
 from a2c.metrics.plots import draw_curve
 from a2c.metrics.results import moving_mean, read_episodes
 from a2c.networks import MlpA2C
-from a2c.update import learn, learning_metrics, make_optimizer
+from a2c.update import make_optimizer
 
 CLASSIC_TAGS = (
     *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),
@@ -155,15 +156,15 @@ def test_a_half_written_last_line_is_dropped_on_resume(tmp_path):
 
 def test_learning_metrics_describe_the_gradient_before_the_clip():
     config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, num_minibatches=1)
-    batch = [Experience(np.ones(3, np.float32) * i, i % 2, 5.0, None) for i in range(4)]
+    batch = Transitions([Experience(np.ones(3, np.float32) * i, i % 2, 5.0, None) for i in range(4)])
     found = []
     for max_grad_norm in (1e6, 1e-3):  # a clip that does nothing, one that does
         compute = Compute(config)
         torch.manual_seed(0)
         net = MlpA2C((3,), 2)
         changed = Config(**vars(config) | {"max_grad_norm": max_grad_norm})
-        update = learn(net, net, make_optimizer(net, changed), batch, changed, compute)
-        found.append(learning_metrics(update, net, changed))
+        result, norm = learn(net, net, make_optimizer(net, changed), batch, changed, compute)
+        found.append(describe_update(result, norm, net, changed))
         compute.close()
     free, clipped = found
     assert free["grad_l2"] > 0.1

@@ -18,7 +18,7 @@ from a2c.cli.flags import parse_config
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError
 from a2c.tools.evaluate import evaluate
-from a2c.tools.record_video import record
+from a2c.tools.record_video import record_video
 
 CLEAR = Path("/proc/self/clear_refs")  # Linux only
 
@@ -208,7 +208,7 @@ def pack(path, method):
 
 
 def test_packed_entries_are_refused(good, tmp_path, capsys):
-    run_dir = changed(good, tmp_path, put("windows", "x", value=torch.zeros(10_000_000)))
+    run_dir = changed(good, tmp_path, put("collector", "x", value=torch.zeros(10_000_000)))
     pack(run_dir / "latest.pt", zipfile.ZIP_DEFLATED)
     assert (run_dir / "latest.pt").stat().st_size < 1_000_000
     code, error = refused(["evaluate", run_dir], capsys)
@@ -273,11 +273,11 @@ def test_a_worker_of_an_evaluation_that_fails_takes_the_others_along(fails, part
 
 def test_the_functions_raise_what_the_commands_print(good, tmp_path, monkeypatch):
     bad = changed(good, tmp_path, nan_weight)
-    for call in (evaluate, lambda run: record(run, tmp_path / "game.gif")):
+    for call in (evaluate, lambda run: record_video(run, tmp_path / "game.gif")):
         with pytest.raises(CheckpointError, match="NaN or infinite"):
             call(bad)
     monkeypatch.setattr(Fragile, "FAILS", "step")
-    for call in (evaluate, lambda run: record(run, tmp_path / "game.gif")):
+    for call in (evaluate, lambda run: record_video(run, tmp_path / "game.gif")):
         with pytest.raises(WorkerError, match="cannot step"):
             call(good)
 

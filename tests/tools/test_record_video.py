@@ -21,10 +21,9 @@ from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
 from a2c.envs.make import row_seeds
 from a2c.envs.single import find_spec, make_env
-from a2c.policy import sample
 from a2c.tools import record_video as recording
 from a2c.tools.load import load_policy
-from a2c.tools.record_video import Video, record
+from a2c.tools.record_video import Video, record_video
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "20", "--no-progress"]
 
@@ -47,7 +46,7 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         write(path, shown, fps)
 
     monkeypatch.setitem(recording.WRITERS, ".gif", keep)
-    video = record(run, tmp_path / "game.gif", greedy=greedy, seed=3)
+    video = record_video(run, tmp_path / "game.gif", greedy=greedy, seed=3)
 
     config, net, _ = load_policy(run)
     config = replace(config, seed=3, num_envs=1, threads=1)
@@ -65,7 +64,8 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
             else:
                 logits, _ = net(torch.from_numpy(obs.copy())[None])
         first = False
-        action = logits.argmax(1) if greedy else sample(logits.float(), draw)[0]
+        probabilities = logits.float().softmax(1)
+        action = probabilities.argmax(1) if greedy else torch.multinomial(probabilities, 1, generator=draw)
         obs, reward, terminated, truncated, _ = env.step(int(action))
         over, points = terminated or truncated, points + reward
         seen.append(env.ale.getScreenRGB())
@@ -98,7 +98,7 @@ def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
 
     monkeypatch.setitem(recording.WRITERS, ".gif", full)
     with pytest.raises(OSError, match="disk full"):
-        record(run, out)
+        record_video(run, out)
     assert [path.name for path in tmp_path.iterdir()] == ["game.gif"] and out.read_bytes() == b"old"
 
 
