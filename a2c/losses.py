@@ -1,4 +1,4 @@
-"""The one objective that every driver minimises.
+"""The one objective that every algorithm minimises.
 
 Pure mathematics on `[B]` tensors; nothing of ours is imported here.
 """
@@ -60,7 +60,7 @@ def a2c_loss(
             batches after the first of a rollout.
 
     Raises:
-        ValueError: shapes that would broadcast instead of pairing element by element, or actions that are no integers.
+        ValueError: shapes that would broadcast instead of pairing element by element, or actions that are not integers.
     """
     if logits.ndim != 2 or len(logits) == 0:
         raise ValueError(f"logits must have shape [B, A] with B > 0, got {list(logits.shape)}")

@@ -1,7 +1,7 @@
 """Networks: observation in, action logits and state value out. They know no environment.
 
 Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
-`(logits [B, A], values [B, 1])`. One with a memory, `LstmA2C`, starts that from nothing; how
+`(logits [B, A], values [B, 1])`. The recurrent one, `LstmA2C`, starts from a zero rnn_state; how
 to give it its past stands in `a2c.policy`.
 """
 
@@ -123,11 +123,11 @@ class MlpA2C(nn.Module):
 
 
 class LstmA2C(nn.Module):
-    """A network with a memory: convolutions, an LSTM cell, linear policy and value.
+    """A recurrent network: convolutions, an LSTM cell, linear policy and value.
 
     For images four convolutions 32x3 stride 2 with padding and ELU, as in the recurrent A3C
     programs for 42x42 frames (Mnih et al., 2016, section 5.2 and its LSTM of 256 units); a vector enters the
-    cell as it is. A memory `[B, memory_size]` is the cell's hidden and cell state side by side.
+    cell as it is. An rnn_state `[B, rnn_state_size]` is the cell's hidden and cell state side by side.
     """
 
     def __init__(
@@ -145,16 +145,16 @@ class LstmA2C(nn.Module):
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """`obs [B, ...]` to `(logits [B, A], values [B, 1])`, with nothing in memory."""
+        """`obs [B, ...]` to `(logits [B, A], values [B, 1])`, from a zero rnn_state."""
         logits, values, _ = self.step(obs, torch.zeros(len(obs), self.rnn_state_size, device=obs.device))
         return logits, values
 
     def step(self, obs: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`obs [B, ...]` and `memory [B, M]` to `(logits [B, A], values [B, 1], memory [B, M])`."""
+        """`obs [B, ...]` and `rnn_state [B, H]` to `(logits [B, A], values [B, 1], rnn_state [B, H])`."""
         return self._remember(self._features(obs), rnn_state)
 
     def replay(self, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """`step` for each of `obs [T, N, ...]` in turn, from `memory [N, M]`, which is emptied where `starts [T, N]`.
+        """`step` for each of `obs [T, N, ...]` in turn, from `rnn_state [N, H]`, set to zero where `starts [T, N]`.
 
         Returns `(logits [T * N, A], values [T * N, 1])`. The gradient flows through the whole
         window and ends where an episode starts.

@@ -1,4 +1,4 @@
-"""GA3C: processes that only play, one predictor that answers all of them, one queue that a trainer learns from.
+"""GA3C: actors that only play, one predictor that acts for all of them, one queue that a trainer learns from.
 
 Babaeizadeh et al. (2017), "Reinforcement learning through asynchronous advantage actor-critic on a GPU",
 sections 4 and 5. The network stands in the run's process alone, on the GPU if there is one. Between acting

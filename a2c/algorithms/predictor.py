@@ -1,6 +1,6 @@
-"""One network that answers many processes: questions on desks in shared memory, answers beside them.
+"""One network that serves many processes: requests and replies in buffers of shared memory.
 
-GA3C's predictor (Babaeizadeh et al., 2017, section 4). `RemoteNetwork` is its other end, in the process that asks.
+GA3C's predictor (Babaeizadeh et al., 2017, section 4). `RemoteNetwork` is its client, in an actor's process.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from a2c.learner import Learner
 from a2c.policy import step
 from a2c.processes.errors import WorkerError
 
-REQUEST = b"?"  # the desk is ready to be read
-VERSION = struct.Struct("q")  # an answer: updates that the network has seen
+REQUEST = b"?"  # the buffers are ready to be read
+VERSION = struct.Struct("q")  # a reply: updates that the network has seen
 
 
 class InferenceBuffers(NamedTuple):
-    """Questions and answers in shared memory. While a player waits, its rows belong to the predictor."""
+    """Request and reply in shared memory. While an actor waits, its rows belong to the predictor."""
 
-    obs: Tensor  # [N, ...], a row per environment of the player
-    rnn_state: Tensor  # [N, M] before and, in the answer, after the decision
+    obs: Tensor  # [N, ...], a row per environment of the actor
+    rnn_state: Tensor  # [N, H] before and, in the reply, after the decision
     logits: Tensor  # [N, A]
     values: Tensor  # [N, 1]
 
 
 def make_buffers(rows: int, spaces: Spaces, rnn_state_size: int) -> InferenceBuffers:
-    """A desk in shared memory for a player with so many environments."""
+    """Buffers in shared memory for an actor with `rows` environments."""
     obs = torch.from_numpy(np.zeros((rows, *spaces.obs_shape), spaces.obs_dtype))
     rest = (torch.zeros(rows, width) for width in (rnn_state_size, spaces.n_actions, 1))
     buffers = InferenceBuffers(obs, *rest)
@@ -47,11 +47,11 @@ def make_buffers(rows: int, spaces: Spaces, rnn_state_size: int) -> InferenceBuf
 
 
 class Predictor:
-    """A thread that answers the players' questions, all that are there in one pass of the network."""
+    """A thread that serves the actors' requests, all that are there in one forward pass."""
 
     def __init__(self, learner: Learner, all_buffers: dict[Connection, InferenceBuffers], compute: Compute) -> None:
         self.learner, self.all_buffers, self.compute = learner, dict(all_buffers), compute
-        self.net = copy.deepcopy(learner.replica)  # the learner moves its own while this one answers
+        self.net = copy.deepcopy(learner.replica)  # the learner moves its own meanwhile
         self.version = learner.updates
         self._lock = threading.Lock()  # held while the parameters are read or replaced
         self._over = False
@@ -88,7 +88,7 @@ class Predictor:
                     try:
                         pipe.recv_bytes()
                         requests.append(pipe)
-                    except (EOFError, OSError):  # its player is gone; the trainer's thread will notice
+                    except (EOFError, OSError):  # its actor is gone; the trainer's thread will notice
                         del self.all_buffers[pipe]
                 if requests:
                     self._predict(requests)
@@ -102,7 +102,7 @@ class Predictor:
         device = self.compute.device
         obs = torch.cat([buffers.obs for buffers in all_buffers]).to(device)
         rnn_state = torch.cat([buffers.rnn_state for buffers in all_buffers]).to(device)
-        going_on = torch.zeros(len(obs), dtype=torch.bool, device=device)  # players empty their memories themselves
+        going_on = torch.zeros(len(obs), dtype=torch.bool, device=device)  # actors reset their states
         with self._lock:
             logits, values, rnn_state = step(self.net, obs, rnn_state, going_on)
             version = self.version
@@ -119,7 +119,7 @@ class Predictor:
 
 
 class RemoteNetwork:
-    """The predictor as an actor sees it: called like a network, whose arithmetic is done elsewhere."""
+    """The predictor as an actor sees it: called like a network, computed in the run's process."""
 
     def __init__(self, buffers: InferenceBuffers, pipe: Connection) -> None:
         self.buffers, self.pipe = buffers, pipe

@@ -28,7 +28,7 @@ class SlidingWindows:
 
     def push(self, rollout: Rollout) -> list[Transitions]:
         """Take a rollout in and give back the batches that are now full."""
-        obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], own memory
+        obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], a copy
         finals = {tuple(i): o.cpu() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
         rewards = rollout.rewards.clamp(-self.reward_clip, self.reward_clip) if self.reward_clip else rollout.rewards
         actions, clipped = rollout.actions.tolist(), rewards.tolist()

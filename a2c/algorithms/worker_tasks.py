@@ -1,4 +1,4 @@
-"""What each worker process of a3c and ga3c gets to do."""
+"""Worker tasks: which environments each process of a3c and ga3c plays, and with which settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY = "ready"  # a worker's first message, unless it has more to say
 
 
 class WorkerTask(NamedTuple):
-    """One worker's part of a run."""
+    """The part of a run that one worker process plays."""
 
     number: int
     config: Config  # as if the worker's environments were all there are
@@ -33,14 +33,14 @@ class WorkerTask(NamedTuple):
     sampling_seed: int
 
     def make_envs(self) -> MonitoredVectorEnv:
-        """The environments of this part."""
+        """The environments of this task."""
         return make_envs(self.config, self.seeds, self.spec.fn)
 
 
 def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
-    """Deal the environments out to the workers, of a3c in whole batches.
+    """Distribute the environments over the workers, those of a3c in whole batches.
 
-    A batch is that of the synchronous run (`Rollout.split`) on every machine: as many environments, and as many
+    A batch is that of a2c (`Rollout.split`) on every machine: as many environments, and as many
     batches per rollout of all. So a3c has at most `num_minibatches` workers.
     """
     cores, batches, seeds = available_cores(), config.num_minibatches, row_seeds(config, env_steps)
@@ -49,7 +49,7 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
         edges = split_edges(len(seeds), batches)
         dealt = np.array_split(np.arange(batches), config.workers or min(cores, batches))
         shares = [(seeds[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
-    else:  # players of ga3c learn nothing: its trainer cuts the batches
+    else:  # actors of ga3c learn nothing: its trainer cuts the batches
         dealt = np.array_split(seeds, min(len(seeds), config.workers or 2 * cores))
         shares = [(own.tolist(), 1) for own in dealt]
     tasks, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]

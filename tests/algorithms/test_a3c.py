@@ -46,7 +46,7 @@ ONE = {
 
 
 def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
-    config = parse_config([*flags, "--algorithm", algorithm, "--workers", str(workers), "--run-dir", str(run_dir)])
+    config = parse_config([*flags, "--algorithm", name, "--workers", str(workers), "--run-dir", str(run_dir)])
     whole = Trainer(config)
     assert whole.run() == code
     return load_checkpoint(run_dir / "latest.pt")
@@ -102,19 +102,19 @@ def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "cores", "workers"),
+    ("name", "cores", "workers"),
     [("a3c", 2, 0), ("a3c", 64, 0), ("a3c", 2, 1), ("a3c", 2, 2), ("a3c", 2, 5), ("ga3c", 1, 0), ("ga3c", 64, 0)],
 )
-def test_a_batch_is_the_same_on_every_machine(algorithm, cores, workers, monkeypatch):
-    monkeypatch.setattr("a2c.processes.pool.available_cores", lambda: cores)
-    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", str(workers), "--total-env-steps", "2000"]
+def test_a_batch_is_the_same_on_every_machine(name, cores, workers, monkeypatch):
+    monkeypatch.setattr("a2c.algorithms.worker_tasks.available_cores", lambda: cores)
+    flags = [*CARTPOLE, "--algorithm", name, "--workers", str(workers), "--total-env-steps", "2000"]
     config = resolve(parse_config([*flags, "--num-envs", "10", "--num-minibatches", "5"]), (4,))
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 2), compute)
-        algorithm = ALGORITHMS[algorithm](config, probe_spaces(config), learner, compute)
+        algorithm = ALGORITHMS[name](config, probe_spaces(config), learner, compute)
         algorithm.start(new_run=True)
         assert len(algorithm.workers.processes) == (
-            workers or (min(5, cores) if algorithm == "a3c" else min(10, 2 * cores))
+            workers or (min(5, cores) if name == "a3c" else min(10, 2 * cores))
         )
         while learner.env_steps < 1500:
             algorithm.training_step()
@@ -172,7 +172,7 @@ def test_the_classic_line_accumulates():
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, sign, tmp_path, capsys):
-    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
+    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--env-timeout", "2"]
     config = parse_config([*flags, "--total-env-steps", "30000", "--run-dir", str(tmp_path / "run")])
     whole = Trainer(config)
     training_step, hit = whole.training_step, []
@@ -199,7 +199,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(algor
     (tmp_path / "order").write_text("raise")
     name = f"Troubled{algorithm}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
-    flags = ["--env", name, "--algorithm", algorithm, "--workers", "2", "--num-envs", "4", "--max-worker-restarts", "1"]
+    flags = ["--env", name, "--algorithm", name, "--workers", "2", "--num-envs", "4", "--max-worker-restarts", "1"]
     assert cli.train([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]) == 1
     err = capsys.readouterr().err
     assert "ValueError: the pole broke" in err and "Traceback" in err
@@ -211,7 +211,7 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
     (tmp_path / "order").write_text("nan once")
     name = f"Nan{algorithm}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
-    flags = ["--env", name, "--algorithm", algorithm, "--workers", "2", "--num-envs", "4", "--no-progress"]
+    flags = ["--env", name, "--algorithm", name, "--workers", "2", "--num-envs", "4", "--no-progress"]
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
@@ -220,7 +220,7 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
-    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "6000"]
+    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--total-env-steps", "6000"]
     whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
     training_step = whole.training_step
 
@@ -341,7 +341,7 @@ def test_cartpole_is_learned(algorithm, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
-    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
+    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
@@ -356,7 +356,7 @@ def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_group_stops_a_run_in_order(algorithm, sign, tmp_path):
-    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
+    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
