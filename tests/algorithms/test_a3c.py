@@ -46,7 +46,7 @@ ONE = {
 
 
 def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
-    config = parse_config([*flags, "--algorithm", name, "--workers", str(workers), "--run-dir", str(run_dir)])
+    config = parse_config([*flags, "--algorithm", algorithm, "--workers", str(workers), "--run-dir", str(run_dir)])
     whole = Trainer(config)
     assert whole.run() == code
     return load_checkpoint(run_dir / "latest.pt")
@@ -172,7 +172,7 @@ def test_the_classic_line_accumulates():
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, sign, tmp_path, capsys):
-    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--env-timeout", "2"]
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
     config = parse_config([*flags, "--total-env-steps", "30000", "--run-dir", str(tmp_path / "run")])
     whole = Trainer(config)
     training_step, hit = whole.training_step, []
@@ -199,7 +199,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(algor
     (tmp_path / "order").write_text("raise")
     name = f"Troubled{algorithm}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
-    flags = ["--env", name, "--algorithm", name, "--workers", "2", "--num-envs", "4", "--max-worker-restarts", "1"]
+    flags = ["--env", name, "--algorithm", algorithm, "--workers", "2", "--num-envs", "4", "--max-worker-restarts", "1"]
     assert cli.train([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]) == 1
     err = capsys.readouterr().err
     assert "ValueError: the pole broke" in err and "Traceback" in err
@@ -211,7 +211,7 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
     (tmp_path / "order").write_text("nan once")
     name = f"Nan{algorithm}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
-    flags = ["--env", name, "--algorithm", name, "--workers", "2", "--num-envs", "4", "--no-progress"]
+    flags = ["--env", name, "--algorithm", algorithm, "--workers", "2", "--num-envs", "4", "--no-progress"]
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
@@ -220,7 +220,7 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
-    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--total-env-steps", "6000"]
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "6000"]
     whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
     training_step = whole.training_step
 
@@ -341,7 +341,7 @@ def test_cartpole_is_learned(algorithm, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
-    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--total-env-steps", "100000000"]
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
@@ -356,7 +356,7 @@ def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_group_stops_a_run_in_order(algorithm, sign, tmp_path):
-    flags = [*CARTPOLE, "--algorithm", name, "--workers", "2", "--total-env-steps", "100000000"]
+    flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
