@@ -8,8 +8,10 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 import tyro
 
@@ -17,7 +19,7 @@ from a2c.cli.options import COMMANDS, Options
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
-HELP = "Train actor-critic agents and use them. `a2c COMMAND --help` explains every option, `a2c --version` the version."
+HELP = "Train actor-critic agents and use them. `a2c COMMAND --help` explains every option of a command."
 
 
 def parse_config(args: Sequence[str]) -> Config:
@@ -41,7 +43,7 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     defaults = _defaults(args if name == "train" else [])
     notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
     notes["train"] = tyro.conf.subcommand("train", default=defaults, description="Train an agent.")
-    commands: Any = Union[tuple(Annotated[kind, notes[command]] for command, kind in COMMANDS.items())]
+    commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
     options, unknown = _parse(commands, "a2c", args, description=HELP)
     if name != "compare":
         refuse_unknown(unknown, COMMANDS[name])

@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "precision": "float32",
         "rollout_steps": 32,
         "num_minibatches": 8,
-        "reward_clip": 0.1,  # each reward is 1, so returns reach 50, which saturates the value network's tanh units; so they reach 5
+        "reward_clip": 0.1,  # returns reach 5; those of 50 would saturate the value network's tanh units
         "gamma": 0.98,
         "learning_rate": 0.0015,
         "adam_eps": 1e-5,

@@ -21,7 +21,7 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve, why_no_gpu
 from a2c.envs.single import Spaces, probe_spaces
-from a2c.envs.trial import can_go_on
+from a2c.envs.trial import restores_exactly
 from a2c.learner import Learner, check_finite
 from a2c.metrics.console import Display
 from a2c.metrics.meters import ScoreWindow, StageTimer
@@ -129,7 +129,7 @@ class Trainer:
         games = self.resumed["collector"] if self.resumed else None
         if games and self.config.algorithm == "a2c":
             with loading(self.run_dir / LATEST):
-                if not can_go_on(self.config, games["envs"]):
+                if not restores_exactly(self.config, games["envs"]):
                     games["envs"] = [None for _ in games["envs"]]
         self.algorithm.start(new_run=not self.resumed)
         with loading(self.run_dir / LATEST):

@@ -76,7 +76,9 @@ def check_runs(out: Path, runs: Mapping[str, Config]) -> None:
         for field in dataclasses.fields(Config):
             was, now = getattr(saved, field.name), getattr(config, field.name)
             if field.name not in FREE and was != now:
-                raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: choose another out")
+                raise ValueError(
+                    f"{field.name} must be {was} as in the run {out / name}, got {now}: choose another out"
+                )
 
 
 def _config(run_dir: Path) -> Config:

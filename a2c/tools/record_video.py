@@ -17,7 +17,7 @@ from torch import nn
 
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
-from a2c.config.validation import FRAME_SKIP
+from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.make import row_seeds
 from a2c.envs.single import checked_spec, is_atari, make_env
 from a2c.metrics.files import write_atomically
