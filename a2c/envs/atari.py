@@ -135,7 +135,7 @@ class AtariGame(AtariEnv):
         return self.ale.cloneState(include_rng=True).serialize() == emulator
 
     def _emulate(self, action: Any) -> float:
-        """The reward of an emulator frame with `action`, or with the last accepted one; 0 once the episode has ended."""
+        """The reward of one emulator frame with `action`, or the last accepted one; 0 once the episode has ended."""
         if self.ale.game_over():
             return 0.0
         if not self.sticky or self.np_random.random() >= self.sticky:
