@@ -37,7 +37,7 @@ class Range:
 
 def check(config: Any) -> None:
     """Raise ValueError naming the field, the rule and the value of the first bad setting of a `Config`."""
-    for name, (types, allowed) in _rules(type(config)).items():
+    for name, (types, allowed) in _rules(type(config)).items():  # type: ignore[arg-type]  # a class is hashable
         value = getattr(config, name)
         if types == (bool,) and not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, got {value!r}")

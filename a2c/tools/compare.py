@@ -67,7 +67,7 @@ def check_runs(out: Path, runs: Mapping[str, Config]) -> None:
     """ValueError where a run that `out` holds already has other settings than in `runs`, or is a symbolic link."""
     for name, config in runs.items():
         if (out / name).is_symlink():
-            raise ValueError(f"{out / name} must not be a symbolic link; remove it or choose another out")
+            raise ValueError(f"{out / name} must not be a symbolic link; remove it or use another out")
         try:
             saved = _config(out / name)
         except FileNotFoundError:
@@ -76,9 +76,7 @@ def check_runs(out: Path, runs: Mapping[str, Config]) -> None:
         for field in dataclasses.fields(Config):
             was, now = getattr(saved, field.name), getattr(config, field.name)
             if field.name not in FREE and was != now:
-                raise ValueError(
-                    f"{field.name} must be {was} as in the run {out / name}, got {now}: choose another out"
-                )
+                raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: use another out")
 
 
 def _config(run_dir: Path) -> Config:
@@ -171,7 +169,7 @@ def _draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         name = str(row["algorithm"])
         same = [r for r in rows if r["algorithm"] == name]
-        speeds = (np.median([r[key] for r in mine]) for key in ("steps_per_second", "updates_per_second"))
+        speeds = (np.median([r[key] for r in same]) for key in ("steps_per_second", "updates_per_second"))
         label = None if row is not same[0] else "{}: {:,.0f} decisions/s, {:,.0f} updates/s".format(name, *speeds)
         episodes = read_episodes(out / f"{name}-{row['seed']}")
         means = moving_mean(episodes["score"])
