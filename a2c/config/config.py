@@ -83,7 +83,7 @@ class Config:
     lr_decay: bool = True
     """Decay the learning rate linearly to zero at total_env_steps."""
     optimizer: Optimizer = "adam"
-    """The optimiser."""
+    """Optimiser of the network's parameters."""
     adam_eps: Annotated[float, Range(0.0, 1.0, above=True)] = 1e-3
     """Epsilon in Adam's denominator (gradient units)."""
     rmsprop_decay: Annotated[float, Range(0.0, 1.0)] = 0.99

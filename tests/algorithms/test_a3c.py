@@ -186,7 +186,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, 
     whole.training_step = advance_and_hit
     assert whole.run() == 0 and hit
     out = capsys.readouterr().out
-    said = "process of a worker died" if sign == signal.SIGKILL else "gave no answer within 2 seconds"
+    said = "process of a worker died" if sign == signal.SIGKILL else "did not respond within 2 seconds"
     assert said in out and "every environment starts a new game (try 1 of 3)" in out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] >= 30000 and all(p.isfinite().all() for p in state["network"].values())
