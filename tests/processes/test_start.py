@@ -1,10 +1,12 @@
-"""How many cores a process may use, also in a container."""
+"""How worker processes start, what they leave alone, and how many cores a process may use, also in a container."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
-from a2c.processes.start import available_cores
+from a2c.processes.start import available_cores, worker_context
 
 ME = "/pod/container"
 CGROUPS = {  # name: (/proc/self/cgroup, files below /sys/fs/cgroup, cores)
@@ -45,3 +47,58 @@ def test_available_cores_respects_python_cpu_count(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(os, "process_cpu_count", lambda: 3, raising=False)  # PYTHON_CPU_COUNT, from Python 3.13 on
     assert available_cores(tmp_path) == 3
+
+
+def test_worker_context_is_spawn_on_macos(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert worker_context([]) == "spawn"
+
+
+USERS = """
+import multiprocessing, os, signal, time
+from multiprocessing import forkserver
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
+
+make_envs(Config(env="CartPole-v1", num_envs=1)).close()
+context = multiprocessing.get_context("forkserver")
+for number in (signal.SIGTERM, signal.SIGINT):
+    for pause in (0, 0.5):
+        process = context.Process(target=time.sleep, args=(60,))
+        process.start()
+        time.sleep(pause)
+        os.kill(process.pid, number)
+        process.join(10)
+        print(process.exitcode)
+        process.kill()
+os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+with context.Pool(1) as pool:
+    print(pool.map(abs, [-1]))
+"""
+
+
+def test_worker_context_leaves_signals_to_other_processes_of_the_fork_server():
+    done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["-15", "-15", "1", "1", "[1]"], done.stderr
+
+
+CLEAN_UP = """
+import multiprocessing, signal, sys, time
+import a2c.processes.start
+
+def work(ready):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("cleaned up")))
+    ready.set()
+    time.sleep(60)
+
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+context.Process(target=work, args=(ready,), daemon=True).start()
+ready.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_worker_processes_of_other_programs_end_by_their_own_signal_handler():
+    done = subprocess.run([sys.executable, "-c", CLEAN_UP], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("cleaned up\n", "")
