@@ -40,7 +40,7 @@ def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
     context: Any = multiprocessing.get_context(worker_context(["a2c.envs.make"]))
     here, there = context.Pipe(duplex=False)
     arguments = (config, spec, snapshots, there)
-    process = context.Process(target=_restore_and_play, args=arguments, name=OURS, daemon=True)
+    process = context.Process(target=_restore_and_step, args=arguments, name=OURS, daemon=True)
     tried, exact = READY, True
     with without_main():
         process.start()
@@ -62,7 +62,7 @@ def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
         here.close()
 
 
-def _restore_and_play(config: Config, spec: EnvSpec, snapshots: Sequence[Any], pipe: Connection) -> None:
+def _restore_and_step(config: Config, spec: EnvSpec, snapshots: Sequence[Any], pipe: Connection) -> None:
     """What the process runs: one environment is restored from each snapshot in turn."""
     settle_in()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a corrupted heap makes the C library print

@@ -31,7 +31,6 @@ from a2c.envs.single import find_spec, make_env, probe_spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.processes.errors import WorkerError
-from a2c.processes.start import worker_context
 
 SCRIPT = """
 import torch, psutil, sys

@@ -155,7 +155,7 @@ def test_step_equals_the_unvectorised_environment_in_every_pixel_reward_and_flag
 
 @pytest.mark.parametrize("env_id", ["MsPacmanNoFrameskip-v4", "ALE/Freeway-v5"])
 def test_make_env_equals_gymnasiums_wrappers_in_a_game_without_fire(env_id):
-    """Pixels, rewards and ends over several episodes, no-ops included; sticky actions are drawn by another generator."""
+    """Pixels, rewards and ends over several episodes, no-ops included, without sticky actions."""
     config = Config(env=env_id, max_episode_frames=4 * 300, sticky_actions=0.0)
     ours = make_env(config, find_spec(env_id), 5)
     stock = gym.make(env_id, frameskip=1, obs_type="grayscale", repeat_action_probability=0.0)

@@ -71,7 +71,7 @@ def half_a_message(pipe):
     time.sleep(1e6)
 
 
-def silence(pipe):
+def hang(pipe):
     """A worker that never sends anything."""
     time.sleep(1e6)
 
@@ -93,7 +93,7 @@ def two_words(first, second, pipe):
     pipe.send(second)
 
 
-def chatter_or_silence(chatter, pipe):
+def chatter_or_hang(chatter, pipe):
     """A worker that sends messages without end, or hangs after the first."""
     pipe.send("first")
     while chatter:

@@ -26,7 +26,7 @@ def test_receive_returns_messages_in_order_with_the_number_of_their_worker():
     ("work", "said"),
     [
         (troubled.half_a_message, "a worker did not respond within 1 seconds"),
-        (troubled.silence, "a worker did not respond within 1 seconds"),
+        (troubled.hang, "a worker did not respond within 1 seconds"),
         (troubled.death, "the process of a worker died"),
         (troubled.mistake, "a worker failed: KeyError: 'nothing there'"),
     ],
@@ -35,7 +35,7 @@ def test_receive_raises_where_a_worker_hangs_dies_or_fails(work, said, monkeypat
     monkeypatch.setattr(pool, "START_TIMEOUT", 0.0)
     with closing(WorkerPool(work, [(), ()], 1.0)) as workers:
         for number in workers.waited:  # only the start may take longer
-            workers.waited[number] = -20.0 if work is not troubled.silence else 0.0
+            workers.waited[number] = -20.0 if work is not troubled.hang else 0.0
         began = time.perf_counter()
         with pytest.raises(WorkerError, match=said) as raised:
             while workers.at_work:
@@ -52,7 +52,7 @@ def test_await_all_returns_the_first_message_of_every_worker():
 
 
 def test_receive_raises_for_a_worker_that_hangs_while_another_keeps_sending():
-    with closing(WorkerPool(troubled.chatter_or_silence, [(True,), (False,)], 1.0)) as workers:
+    with closing(WorkerPool(troubled.chatter_or_hang, [(True,), (False,)], 1.0)) as workers:
         workers.await_all()
         began = time.perf_counter()
         with pytest.raises(WorkerError, match="did not respond within 1 seconds"):
