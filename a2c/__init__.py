@@ -1,7 +1,7 @@
-"""a2c: advantage actor-critic for Atari, synchronous and vectorised; A3C and GA3C beside it.
+"""a2c: synchronous, vectorised advantage actor-critic for Atari, with A3C and GA3C.
 
-Names load on first use, so that an environment worker which imports `a2c.envs.make` never
-imports torch.
+The public names are imported on first use, so that an environment worker, which imports `a2c.envs.make`, does not
+import torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from a2c.run.trainer import Trainer as Trainer
     from a2c.tools.evaluate import evaluate as evaluate
 
-__version__ = "0.1.0"
-_HOME = {
+__version__ = "0.2.0"
+_MODULES = {
     "AtariA2C": "networks",
     "Collector": "collector",
     "Config": "config.config",
@@ -38,15 +38,15 @@ _HOME = {
     "make_envs": "envs.make",
     "unpack_batch": "batch",
 }
-__all__ = list(_HOME)
+__all__ = list(_MODULES)
 
 
-if not TYPE_CHECKING:  # a checker that sees it would take any name for one of ours
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME:
+        if name not in _MODULES:
             raise AttributeError(f"module 'a2c' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"a2c.{_HOME[name]}"), name)
+        return getattr(importlib.import_module(f"a2c.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m a2c` is the console script `a2c`."""
+"""`python -m a2c` runs the console script `a2c`."""
 
 from a2c.cli.commands import main
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
+from a2c.envs.make import sampling_seed
 from a2c.envs.vector_env import Episode, MonitoredVectorEnv
 from a2c.policy import Policy
 from a2c.rollout import Rollout
@@ -43,7 +44,7 @@ class Collector:
     """Plays `rollout_steps` decisions in every environment and returns them as a `Rollout`.
 
     The environments come in groups. Each group is played by a compute thread and a `Policy` of its own: act, step,
-    store, with nothing to wait for but itself. Group g samples from a generator seeded with `seed + 7919 * g`.
+    store, with nothing to wait for but itself. Group g samples from a generator seeded with `sampling_seed(seed, g)`.
     The buffers are reused: a rollout is valid until the next `collect`.
     """
 
@@ -60,7 +61,7 @@ class Collector:
         edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
         self.columns = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         self.policies = [
-            Policy(net, envs.num_envs, compute.device, seed + 7919 * g, greedy) for g, envs in enumerate(groups)
+            Policy(net, envs.num_envs, compute.device, sampling_seed(seed, g), greedy) for g, envs in enumerate(groups)
         ]
         first_obs = self._new_episodes()
         buffers = Rollout.empty(rollout_steps, first_obs, self.policies[0].rnn_state.shape[1])

@@ -10,7 +10,7 @@ from a2c.algorithms.windows import SlidingWindows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.envs.make import make_groups
+from a2c.envs.make import make_groups, run_seeds
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
@@ -32,8 +32,8 @@ class A2C:
         """Start the environments; the first observations of a new run feed the normaliser."""
         config, env_steps = self.config, self.learner.env_steps
         self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
-        steps = 1 if config.sliding_batch else config.rollout_steps
-        self.collector = Collector(self.groups, self.learner.replica, steps, self.compute, config.seed + env_steps)
+        steps, seed = 1 if config.sliding_batch else config.rollout_steps, run_seeds(config, env_steps).sampling()
+        self.collector = Collector(self.groups, self.learner.replica, steps, self.compute, seed)
         if new_run:
             self.learner.update_normalizer(self.collector.next_obs[None])
 
@@ -64,16 +64,13 @@ class A2C:
     def close(self, failed: bool = False) -> None:
         """End the environments; `failed`: some may no longer respond, so they are killed without being asked."""
         for envs in self.groups if failed else []:
-            envs.broken = True
-            for process in getattr(envs.env, "processes", []):
-                process.kill()  # a thread that waits for it ends
+            envs.abandon()
         try:
             resting = self.compute.rest()
             for envs in self.groups:
                 if resting:
                     envs.close()
-                elif envs.watchdog is not None:  # a thread hangs: only what runs elsewhere can be ended
-                    envs.watchdog.close()
+                else:  # a thread hangs: only what runs elsewhere can be ended
                     envs.kill()
         except KeyboardInterrupt:
             if not failed:

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from torch import Tensor
 
 from a2c.config.config import Backend, Config
-from a2c.envs.make import make_envs, row_seeds
+from a2c.envs.make import make_envs, run_seeds
 from a2c.envs.single import checked_spec
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError
@@ -43,20 +43,20 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     A batch is that of a2c (`Rollout.split`) on every machine: as many environments, and as many
     batches per rollout of all. So a3c has at most `num_minibatches` workers.
     """
-    cores, batches, seeds = available_cores(), config.num_minibatches, row_seeds(config, env_steps)
+    cores, batches, seeds = available_cores(), config.num_minibatches, run_seeds(config, env_steps)
     backend: Backend = "native" if config.backend == "native" else "sync"
     if config.algorithm == "a3c":
-        edges = split_edges(len(seeds), batches)
+        edges = split_edges(config.num_envs, batches)
         dealt = np.array_split(np.arange(batches), config.workers or min(cores, batches))
-        shares = [(seeds[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
+        shares = [(seeds.envs[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
     else:  # actors of ga3c learn nothing: its trainer cuts the batches
-        dealt = np.array_split(seeds, min(len(seeds), config.workers or 2 * cores))
+        dealt = np.array_split(seeds.envs, min(config.num_envs, config.workers or 2 * cores))
         shares = [(own.tolist(), 1) for own in dealt]
     tasks, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]
     for number, (own, learned) in enumerate(shares):
         mine = replace(config, backend=backend, threads=1, workers=0, cuda=False)
         mine = replace(mine, num_envs=len(own), num_minibatches=learned)
-        tasks.append(WorkerTask(number, mine, spec, own, config.seed + env_steps + 7919 * number))
+        tasks.append(WorkerTask(number, mine, spec, own, seeds.sampling(number)))
     return tasks
 
 

@@ -1,1 +1,1 @@
-"""The command line. Nothing here imports torch until a command runs."""
+"""The command line. No module of it imports torch before a command runs."""

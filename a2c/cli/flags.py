@@ -1,69 +1,59 @@
-"""Flags of a command line to a `Config`, or one line that says what is wrong. It must not import torch."""
+"""Command-line arguments to options, or one line that says what is wrong. No torch is imported."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import io
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import tyro
 
+from a2c.cli.options import COMMANDS, Options
 from a2c.config.config import Config
+from a2c.config.validation import check_choice
 
-T = TypeVar("T")
-
-
-def parse_config(args: Sequence[str], prog: str = "train.py") -> Config:
-    """Flags to a Config: the run's own config on --resume, else the preset's, then every flag given."""
-    default = Config.from_preset(value_of(args, "--preset") or "default")
-    resume = value_of(args, "--resume")
-    if resume is not None:
-        if value_of(args, "--preset") is not None:
-            raise ValueError(f"preset must be left out when resume is set, got {value_of(args, '--preset')}")
-        from a2c.metrics.files import read_small  # with numpy, which no other command line needs
-
-        try:
-            text = read_small(Path(resume) / "config.json")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
-        default = replace(Config.from_json(text), run_dir=None, stop_after=0)
-    return parse(Config, prog, args, default)
+HELP = "Train actor-critic agents and use them. `a2c COMMAND --help` explains every option of a command."
 
 
-def parse(kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None) -> T:
-    """tyro's parser with its errors folded into one ValueError; --help and its exit pass through."""
-    return parse_known(kind, prog, args, default, strict=True)[0]
+def parse_config(args: Sequence[str]) -> Config:
+    """The settings of a run: those of the run to resume, else of the preset, changed by every flag in `args`.
+
+    ValueError, in one line, for a bad flag or value; SystemExit(0) after `--help`.
+    """
+    config, unknown = _parse(Config, "train.py", args, default=_defaults(args))
+    refuse_unknown(unknown, Config)
+    return config  # type: ignore[no-any-return]
 
 
-def parse_known(
-    kind: type[T], prog: str, args: Sequence[str] | None, default: T | None = None, strict: bool = False
-) -> tuple[T, list[str]]:
-    """`parse`, and the flags that `kind` does not know (`strict`: ValueError for those)."""
-    errors = io.StringIO()
-    kwargs: dict[str, Any] = {}
-    if default is not None:
-        kwargs["default"] = default
-    try:
-        with contextlib.redirect_stderr(errors):
-            if strict:
-                return tyro.cli(kind, prog=prog, args=args, **kwargs), []
-            return tyro.cli(kind, prog=prog, args=args, return_unknown_args=True, **kwargs)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-        raise ValueError(_one_line(errors.getvalue(), flags)) from None
+def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
+    """The options of `a2c COMMAND ...`, and the arguments that are no options of the command: `compare` has some.
+
+    Raises as `parse_config` does.
+    """
+    name = args[0] if args else ""
+    if not name.startswith("-"):
+        check_choice("command", name, tuple(COMMANDS))
+    defaults = _defaults(args if name == "train" else [])
+    notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
+    notes["train"] = tyro.conf.subcommand("train", default=defaults, description="Train an agent.")
+    commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
+    options, unknown = _parse(commands, "a2c", args, description=HELP)
+    if name != "compare":
+        refuse_unknown(unknown, COMMANDS[name])
+    return options, unknown
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:
-    """The value that `args` gives to `flag`, before the other flags are read."""
+    """The value that `args` give to `flag`, before the other flags are read."""
     value = None
-    for i, arg in enumerate(args):  # as tyro does, the last one counts
+    for i, arg in enumerate(args):  # as in tyro, the last one counts
         if arg == flag and i + 1 < len(args):
             value = args[i + 1]
         elif arg.startswith(flag + "="):
@@ -71,15 +61,51 @@ def value_of(args: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def _one_line(box: str, known: Sequence[str]) -> str:
-    """The message inside tyro's box, without frame and advice, and the flag that was probably meant."""
+def refuse_unknown(unknown: Sequence[str], kind: type[Options]) -> None:
+    """ValueError for `unknown` arguments, with the option of `kind` that was probably meant."""
+    if not unknown:
+        return
+    first, known = unknown[0].split("=")[0], ["--" + field.name.replace("_", "-") for field in fields(kind)]
+    near = [flag for flag in known if first.startswith("--") and flag.startswith(first)]
+    near = near or difflib.get_close_matches(first, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
+
+
+def _defaults(args: Sequence[str]) -> Config:
+    """What the flags in `args` change: the settings of the run to resume, else of the preset."""
+    preset, resume = value_of(args, "--preset"), value_of(args, "--resume")
+    if resume is None:
+        return Config.from_preset(preset or "default")
+    if preset is not None:
+        raise ValueError(f"preset must be left out when resume is set, got {preset}")
+    from a2c.metrics.files import read_small  # with numpy, which no other command line needs
+
+    try:
+        text = read_small(Path(resume) / "config.json")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
+    return replace(Config.from_json(text), run_dir=None, stop_after=0)
+
+
+def _parse(kind: Any, prog: str, args: Sequence[str], **settings: Any) -> tuple[Any, list[str]]:
+    """What tyro makes of `args`, and the arguments that it does not recognise; ValueError for a bad value."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(kind, prog=prog, args=args, return_unknown_args=True, **settings)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_one_line(errors.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """The message in the box that tyro prints, without its frame and advice.
+
+    tyro offers its errors in no other form but to hooks that it keeps private (`tyro._errors`, 1.0).
+    """
     lines = [line.strip("│╭╮╰╯|+ ") for line in box.splitlines()[1:]]  # the first line is a title
     text = "\n".join("" if not line.strip("─- ") else line for line in lines).strip()
-    message = " ".join(text.split("\n\n")[0].split("Got errors:")[0].split())
-    message = message.removeprefix("Error parsing Config: ")
-    unknown = [word.strip(",") for word in message.split() if word.startswith("--")]
-    near: list[str] = []
-    if "Unrecognized" in message and unknown:
-        near = [flag for flag in known if flag.startswith(unknown[0])]
-        near = near or difflib.get_close_matches(unknown[0], known, n=1)
-    return f"{message}; did you mean {near[0]}?" if near else message
+    message = " ".join(text.split("\n\n")[0].split())
+    return re.sub(r"^Error parsing [^-][^:]*: ", "", message)  # names the options as a whole, not one of them

@@ -1,4 +1,4 @@
-"""The options of the commands beside `train`, whose options are the fields of `Config`."""
+"""The options of the commands. Those of `train` are the fields of `Config`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated
 
 import tyro
 
-from a2c.config.config import Algorithm
+from a2c.config.config import Algorithm, Config
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play a trained, frozen policy and print the true score of its games."""
+    """Run a trained policy, without learning, and print its true scores."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     episodes: int = 30
-    """Games to play (count)."""
+    """Number of episodes (count)."""
     checkpoint: str = "latest.pt"
-    """Checkpoint inside the run directory: latest.pt or best.pt (file name)."""
+    """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -31,14 +31,14 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class RecordVideo:
-    """Film one game of a trained, frozen policy: a picture per decision, at the speed at which people play."""
+    """Record a video of one episode of a trained policy, one picture per decision, in real time."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     out: Path | None = None
     """File to write, .mp4 or .gif (path; None = game.mp4 in the run directory)."""
     checkpoint: str = "latest.pt"
-    """Checkpoint inside the run directory: latest.pt or best.pt (file name)."""
+    """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -47,14 +47,18 @@ class RecordVideo:
 
 @dataclass(frozen=True)
 class Compare:
-    """Train several algorithms on the same game with the same flags, budget and seeds, and draw them side by side.
+    """Train several algorithms with the same settings, budget and seeds, and plot them side by side.
 
-    All other flags are those of `a2c train`. The same command goes on with a comparison that was stopped.
+    All other options are those of `a2c train`. The same command continues a comparison that was stopped.
     """
 
     out: Annotated[Path, tyro.conf.Positional]
     """Directory of the comparison: a run directory per algorithm and seed, compare.csv, compare.png (path)."""
     algorithms: tuple[Algorithm, ...] = ("a2c", "a3c", "ga3c")
-    """What to compare (names)."""
+    """Algorithms to compare (names)."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds of the runs (integers, 0 or more)."""
+    """Seeds, one run each per algorithm (integers, 0 or more)."""
+
+
+Options = Config | Evaluate | RecordVideo | Compare
+COMMANDS: dict[str, type[Options]] = {"train": Config, "evaluate": Evaluate, "record": RecordVideo, "compare": Compare}

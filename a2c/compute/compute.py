@@ -29,7 +29,7 @@ PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 class Compute:
     """Device, precision and thread pool of a run.
 
-    Where the GPU is asked for and there is none, or the algorithm is a3c, `device` is the CPU.
+    Where the GPU is asked for and there is none, `device` is the CPU.
     Until `close`, torch's operators run on one thread in the caller's thread and in new ones. `deterministic` also
     sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
     """
@@ -45,11 +45,10 @@ class Compute:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
             torch.use_deterministic_algorithms(True)
-        cuda = config.cuda and config.algorithm != "a3c" and torch.cuda.is_available()
+        cuda = config.cuda and torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
         self.precision = resolve_precision(config.precision, self.device)
-        # Workers of a3c have a thread each, and its trainer computes nothing but the first parameters.
-        cores = 1 if config.algorithm == "a3c" else config.threads or available_cores()
+        cores = config.threads or available_cores()
         # On a GPU two groups are enough: one acts while the other's environments step.
         self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
@@ -89,12 +88,6 @@ def use_one_thread() -> None:
     """Keep this thread's operators to itself."""
     torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
     torch.set_num_threads(1)
-
-
-def why_no_gpu(config: Config) -> str:
-    """Why a run that asks for the GPU does not use it."""
-    a3c = "workers of a3c share parameters in main memory"
-    return a3c if config.algorithm == "a3c" else "torch finds no GPU here"
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

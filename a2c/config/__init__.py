@@ -1,1 +1,1 @@
-"""Every setting of a run. Nothing here imports torch, numpy or gymnasium."""
+"""The settings of a run: presets, rules, the dataclass, what `auto` resolves to. No torch, numpy or gymnasium."""

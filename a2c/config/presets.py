@@ -1,4 +1,4 @@
-"""Named sets of settings: what each preset changes in the defaults of `Config`."""
+"""Presets: named sets of settings, each as what it changes in the defaults of `Config`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "precision": "float32",
         "rollout_steps": 32,
         "num_minibatches": 8,
-        "reward_clip": 0.1,  # every reward is 1: values up to 5; learning 50 saturates the value network's tanh units
+        "reward_clip": 0.1,  # returns reach 5; those of 50 would saturate the value network's tanh units
         "gamma": 0.98,
         "learning_rate": 0.0015,
         "adam_eps": 1e-5,
@@ -40,7 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gae_lambda": 1.0,
         "learning_rate": 0.001,
         "adam_eps": 1e-5,
-        "max_grad_norm": 2.0,  # of the mean over 20 steps: 40 for their sum
+        "max_grad_norm": 2.0,  # of the mean over 20 steps, as 40 is of their sum
         "max_episode_frames": 40_000,
         "total_env_steps": 2_000_000,
     },
@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 0.005,
         "adam_eps": 1e-5,
         "entropy_coef": 0.0,
-        "value_coef": 0.2,  # values share every weight with the policy
+        "value_coef": 0.2,  # value and policy share all layers
         "total_env_steps": 800_000,
         "target_score": 475.0,
     },

@@ -1,4 +1,4 @@
-"""Settings that depend on the environment: what `auto` and zeros stand for. It must not import torch."""
+"""Settings that depend on the environment or on each other: what `auto`, None and 0 stand for in a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from a2c.config.config import Config, Network
 
 
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
-    """The network that `auto` stands for; ValueError where the named one cannot read the observation."""
+    """The network that `auto` stands for; ValueError where the named one cannot take observations of `input_shape`."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
     kind: Network = config.network if config.network != "auto" else ("atari" if image else "mlp")
     if kind not in ("mlp", "lstm") and not image:
@@ -19,13 +19,25 @@ def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
 
 
 def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
-    """Replace `auto` by what it stands for.
+    """The settings of a run whose environments have observations of `input_shape`, with nothing left open.
 
-    Few numbers per observation gain nothing from bfloat16, and a memory carries its rounding on.
+    ValueError as in `network_kind`. Small observations gain nothing from bfloat16, and a recurrent state would carry
+    its rounding errors on, so `auto` is float32 for mlp and lstm.
     """
-    kind = network_kind(config, input_shape)
-    precision = "float32" if kind in ("mlp", "lstm") and config.precision == "auto" else config.precision
-    units = config.lstm_units or (256 if len(input_shape) == 3 else 16)
-    guard = (1e-6 if config.algorithm == "ga3c" else 0.0) if config.log_eps is None else config.log_eps
-    target = 18.0 if config.target_score is None and "pong" in config.env.lower() else config.target_score
-    return replace(config, network=kind, precision=precision, lstm_units=units, log_eps=guard, target_score=target)
+    kind, a3c = network_kind(config, input_shape), config.algorithm == "a3c"
+    return replace(
+        config,
+        network=kind,
+        precision="float32" if kind in ("mlp", "lstm") and config.precision == "auto" else config.precision,
+        lstm_units=config.lstm_units or (256 if len(input_shape) == 3 else 16),
+        log_eps=(1e-6 if config.algorithm == "ga3c" else 0.0) if config.log_eps is None else config.log_eps,
+        target_score=18.0 if config.target_score is None and "pong" in config.env.lower() else config.target_score,
+        cuda=config.cuda and not a3c,
+        threads=1 if a3c else config.threads,  # one per worker; the run's own process computes almost nothing
+    )
+
+
+def why_no_gpu(config: Config) -> str:
+    """Why a run that asks for the GPU does not use it."""
+    a3c = "workers of a3c share parameters in main memory"
+    return a3c if config.algorithm == "a3c" else "torch finds no GPU here"

@@ -1,7 +1,4 @@
-"""One environment: which id it is, and how an Atari game is preprocessed. It must not import torch.
-
-This is all that a worker process of the `async` backend runs.
-"""
+"""One Atari game and its preprocessing, as a worker process of the `async` backend runs it."""
 
 from __future__ import annotations
 
@@ -16,49 +13,49 @@ from ale_py.env import AtariEnv
 from gymnasium.envs.registration import EnvSpec
 
 from a2c.config.config import Config
-from a2c.config.validation import FRAME_SKIP
 
-STATE_LIMIT = 2**20  # bytes of an emulator's state, of which it has some 15,000
-CROP = slice(34, 194)  # rows of the playing field, as the A3C programs for universe cut them
+FRAME_SKIP = 4  # emulator frames per agent decision, on every backend
+STATE_LIMIT = 2**20  # bytes of an emulator's state at most; about 15,000 are usual
+CROP = slice(34, 194)  # rows of the screen with the playing field, as in the A3C programs for universe
 
 gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def sticky_probability(config: Config, spec: EnvSpec) -> float:
-    """Probability of a repeated action: the config's, else that of the id's own protocol."""
+    """Probability that an action is repeated: the config's, else the one registered for the id."""
     if config.sticky_actions is not None:
         return config.sticky_actions
     return float(spec.kwargs.get("repeat_action_probability", 0.25))
 
 
 class AtariGame(AtariEnv):
-    """One Atari game as the agent sees it: 4 frames per decision, the newest `frame_stack` pictures as observation.
+    """One Atari game as the agent sees it: 4 frames per step, the newest `frame_stack` frames as observation.
 
-    Preprocessing follows Machado et al. (2018), section 3, and gives the pixels of gymnasium's
-    `AtariPreprocessing` and `FrameStackObservation`. Their layers of Python cost a worker a fifth
-    more: they are cold in the cache whenever 50 processes share a few cores.
+    Preprocessing follows Machado et al. (2018), section 3, and gives the same pixels as gymnasium's
+    `AtariPreprocessing` and `FrameStackObservation`, whose layers of Python take a worker a fifth longer: they are
+    cold in the cache whenever 50 processes share a few cores.
 
-    The observation `[frame_stack, S, S]` is one array that the next step overwrites; a reset makes a new one.
+    The observation `[frame_stack, S, S]` uint8 is one array that the next step overwrites; a reset makes a new one.
 
-    Sticky actions are drawn here, by ale-py's rule: with probability `sticky` an emulator frame repeats the
-    action that was accepted last. The emulator's own keep that action where no saved state holds it.
+    Sticky actions are drawn here, by ale-py's rule: with probability `sticky`, an emulator frame repeats the last
+    accepted action. The emulator's own sticky actions are off, because its saved states do not hold that action.
     """
 
     def __init__(self, config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> None:
         self._fresh_seed: int | None = seed
-        # obs_type="ram" keeps AtariEnv from rendering an RGB screen; the emulator's own limit of frames
-        # would cut inside a decision; `step` cuts after one.
+        # obs_type="ram" keeps AtariEnv from rendering an RGB screen. The emulator's own limit of frames
+        # would truncate inside a step; `step` truncates after one.
         kwargs = dict(
             spec.kwargs, frameskip=1, obs_type="ram", max_num_frames_per_episode=None, render_mode=render_mode
         )
         super().__init__(**kwargs | {"repeat_action_probability": 0.0})
-        self.config = config  # settings stay out of a snapshot: a resumed run may change them
+        self.config = config  # settings are not part of a snapshot: a resumed run may change them
         self.sticky = sticky_probability(config, spec)
         names = self.get_action_meanings()
         self.fire = names.index("FIRE") if "FIRE" in names else -1
-        self.accepted = 0  # number of the action that a sticky frame repeats; a game begins with the no-op
-        self.decisions = 0  # of the running game
+        self.accepted = 0  # index of the action that a sticky frame repeats; an episode starts with the no-op
+        self.decisions = 0  # steps of the running episode
         self.pooled, self.screen = np.zeros((2, *self.ale.getScreenDims()), np.uint8)
         self.frames = np.zeros((config.frame_stack, config.frame_size, config.frame_size), np.uint8)
         self.observation_space = gym.spaces.Box(0, 255, self.frames.shape, np.uint8)
@@ -69,8 +66,8 @@ class AtariGame(AtariEnv):
     def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin a game: up to `noop_max` no-ops, then FIRE where the game has that button."""
-        # Loading the ROM takes 0.1 s: once, not again at the first reset with the seed it was loaded with.
+        """Begin an episode: up to `noop_max` no-ops, then FIRE where the game has that button."""
+        # Loading the ROM takes 0.1 s: not again at the first reset, if it is with the seed it was loaded with.
         already_seeded, self._fresh_seed = seed == self._fresh_seed, None
         super().reset(seed=None if already_seeded else seed, options=options)
         self.accepted = 0
@@ -82,7 +79,7 @@ class AtariGame(AtariEnv):
         if self.fire >= 0:
             self._emulate(self.fire)
         self.decisions = 0
-        self.frames = np.zeros_like(self.frames)  # frames before the game's start
+        self.frames = np.zeros_like(self.frames)  # frames before the episode's start
         self.screen.fill(0)
         self.ale.getScreenGrayscale(self.pooled)
         return self._observe(), self._info()
@@ -90,7 +87,7 @@ class AtariGame(AtariEnv):
     def step(  # type: ignore[override]
         self, action: Any
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One decision: the action for 4 frames or until the game ends; the last two frames are pooled."""
+        """One step: the action for 4 frames or until the episode ends; the last two frames are pooled."""
         reward = self._emulate(action) + self._emulate(action) + self._emulate(action)
         terminated = self.ale.game_over()
         if not terminated:
@@ -104,9 +101,9 @@ class AtariGame(AtariEnv):
         return self._observe(), reward, terminated, truncated, self._info()
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the rest of the game depends on: numbers, and bytes as `pack` gives them.
+        """Everything that the rest of the episode depends on: plain values, and bytes as `pack` returns them.
 
-        `screen` is left out: no picture that it is part of is ever brighter than `pooled`, until it is overwritten.
+        `screen` is left out: until it is overwritten, it is nowhere brighter than `pooled`.
         """
         return {
             "emulator": pack(self.ale.cloneState(include_rng=True).serialize()),
@@ -118,27 +115,27 @@ class AtariGame(AtariEnv):
         }
 
     def set_state(self, state: dict[str, Any]) -> bool:
-        """Go on where `get_state` was taken; False where the emulator did not take its state back exactly.
+        """Restore what `get_state` returned; False where the emulator did not restore its state exactly.
 
-        Raises ValueError, LookupError or TypeError for a state that is damaged.
+        Raises ValueError, LookupError or TypeError for a damaged state.
         """
         for name, limit in (("accepted", len(self._action_set)), ("decisions", 2**31)):
             if type(state[name]) is not int or not 0 <= state[name] < limit:
                 raise ValueError(f"{name} must be an integer, at least 0 and below {limit}, got {state[name]!r}")
-        self.pooled = _picture(state["pooled"], self.pooled)
-        self.frames = _picture(state["frames"], self.frames)
+        self.pooled = _frames(state["pooled"], self.pooled)
+        self.frames = _frames(state["frames"], self.frames)
         self.accepted, self.decisions = state["accepted"], state["decisions"]
         self.np_random.bit_generator.state = state["generator"]
         self.screen.fill(0)
         emulator = unpack(state["emulator"], STATE_LIMIT)
         try:
             self.ale.restoreState(ale_py.ALEState(emulator))
-        except (RuntimeError, SystemError) as error:  # what ale-py throws has no Python type of its own
-            raise ValueError("the emulator does not take its state") from error
+        except (RuntimeError, SystemError) as error:  # what ale-py throws has no Python type
+            raise ValueError("the emulator refused its state") from error
         return self.ale.cloneState(include_rng=True).serialize() == emulator
 
     def _emulate(self, action: Any) -> float:
-        """One emulator frame with `action`, or with the one before it; none after a game's end."""
+        """The reward of one emulator frame with `action`, or the last accepted one; 0 once the episode has ended."""
         if self.ale.game_over():
             return 0.0
         if not self.sticky or self.np_random.random() >= self.sticky:
@@ -146,37 +143,38 @@ class AtariGame(AtariEnv):
         return self.ale.act(self._action_set[self.accepted])
 
     def _observe(self) -> np.ndarray:
-        """Push the pooled, scaled picture onto the stack."""
+        """Pool and scale the last two frames, and push the result onto the stack."""
         np.maximum(self.pooled, self.screen, out=self.pooled)
         self.frames[:-1] = self.frames[1:]
-        picture = self.pooled[CROP] if self.config.crop else self.pooled
-        cv2.resize(picture, self.frames.shape[1:], self.frames[-1], interpolation=cv2.INTER_AREA)
+        frame = self.pooled[CROP] if self.config.crop else self.pooled
+        cv2.resize(frame, self.frames.shape[1:], self.frames[-1], interpolation=cv2.INTER_AREA)
         return self.frames
 
     def _info(self) -> dict[str, Any]:
-        # Infos cost a vector environment time: none that nobody reads.
+        # A vector environment spends time on every info, so there is none that is not read.
         return {"lives": self.ale.lives()} if self.config.terminal_on_life_loss else {}
 
 
 def pack(content: bytes) -> dict[str, Any]:
-    """Bytes as a checkpoint holds them: compressed, `[n]` uint8, beside their checksum."""
+    """Bytes as a checkpoint holds them: compressed, `[n]` uint8, with their checksum."""
     return {"zlib": np.frombuffer(zlib.compress(content, 1), np.uint8), "crc32": zlib.crc32(content)}
 
 
 def unpack(packed: dict[str, Any], limit: int) -> bytes:
-    """What `pack` was given, at most `limit` bytes; ValueError, LookupError or TypeError where it is damaged."""
+    """The bytes that `pack` was given, at most `limit`; ValueError, LookupError or TypeError where they are damaged."""
     try:
         content = zlib.decompressobj().decompress(np.asarray(packed["zlib"], np.uint8).tobytes(), limit)
     except zlib.error as error:
-        raise ValueError(f"a game's compressed state must be whole, got {error}") from error
+        raise ValueError(f"the compressed state of an environment must be complete, got {error}") from error
     if zlib.crc32(content) != packed["crc32"]:
-        raise ValueError(f"a game's state must have the checksum {packed['crc32']!r}, got {zlib.crc32(content)}")
+        checksum = zlib.crc32(content)
+        raise ValueError(f"the state of an environment must have the checksum {packed['crc32']!r}, got {checksum}")
     return content
 
 
-def _picture(packed: dict[str, Any], like: np.ndarray) -> np.ndarray:
-    """A packed array of the shape and dtype of `like`."""
+def _frames(packed: dict[str, Any], like: np.ndarray) -> np.ndarray:
+    """The packed array, which must have the shape and dtype of `like`."""
     content = unpack(packed, like.nbytes + 1)
     if len(content) != like.nbytes:
-        raise ValueError(f"a picture must have {like.nbytes} bytes, got {len(content)}")
+        raise ValueError(f"frames must have {like.nbytes} bytes, got {len(content)}")
     return np.frombuffer(content, like.dtype).reshape(like.shape).copy()

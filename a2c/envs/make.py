@@ -1,8 +1,8 @@
-"""Starting vector environments: three backends. It must not import torch.
+"""Starting vector environments on three backends, and every seed of a run.
 
-The contract that all of them keep stands in `a2c.envs.vector_env`. Preprocessing follows Machado et al.
-(2018), section 3: up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames
-per decision, maximum over the last two, grey, area-scaled.
+The contract of all backends is the docstring of `a2c.envs`. Preprocessing follows Machado et al. (2018), section 3:
+up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames per decision, maximum over the last two,
+grey, area-scaled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -20,33 +21,38 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from a2c.config.config import Config
-from a2c.config.validation import FRAME_SKIP
-from a2c.envs.atari import sticky_probability
+from a2c.envs.atari import FRAME_SKIP, sticky_probability
 from a2c.envs.single import checked_spec, make_snapshot_env
 from a2c.envs.vector_env import MonitoredVectorEnv
-from a2c.processes.errors import failing, worker_error
-from a2c.processes.start import allow_open_files, available_cores, is_ours, without_main, worker_context
+from a2c.processes.errors import WorkerError, failing, worker_error
+from a2c.processes.start import (
+    START_TIMEOUT,
+    allow_open_files,
+    available_cores,
+    end_processes,
+    is_ours,
+    without_main,
+    worker_context,
+)
 from a2c.processes.watchdog import Watchdog
 
-FILES_PER_WORKER = 4  # that its parent has open: pipes, sentinels
-START_TIMEOUT = 300.0  # seconds in which a process of each environment must have started
+FILES_PER_WORKER = 4  # files that the parent has open for each: pipes, sentinels
 
 
 def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec | None = None) -> MonitoredVectorEnv:
-    """Start `config.num_envs` environments; `reset()` seeds row i with `seeds[i]`.
+    """Start `config.num_envs` environments; `reset()` seeds row i with `seeds[i]` (default: those of `run_seeds`).
 
-    `seeds` are drawn from `config.seed` unless they are given; `spec` is that of an id which this process
-    may not know. Raises ValueError, before any
-    process starts, for an unknown id (with the nearest names), an action space that is not
-    discrete, or a backend that cannot play the id.
+    `spec` is needed only for an id that is not registered in this process. Raises ValueError, before any process
+    starts, for an unknown id (with the nearest names), for actions that are not discrete, or for a backend that
+    does not support the id; WorkerError where an environment fails.
     """
     spec = spec or checked_spec(config)
-    seeds = row_seeds(config) if seeds is None else list(seeds)
+    seeds = run_seeds(config).envs if seeds is None else list(seeds)
     envs = [partial(make_snapshot_env, config, spec, seed) for seed in seeds]
     vector: VectorEnv
     with failing(ValueError):
         if config.backend == "async":
-            vector = _workers(config, envs)
+            vector = _async(config, envs)
         elif config.backend == "sync":
             vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
@@ -55,16 +61,16 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
 
 
 def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 0) -> list[MonitoredVectorEnv]:
-    """The environments of a run in `groups` of almost equal size, in order.
+    """The environments of a run in `groups` of almost equal size, in order; `env_steps` as in `run_seeds`.
 
-    `threads` is the number of emulator threads (native) or busy workers (async) of each group;
-    `env_steps`, the age of a resumed run, keeps it from playing its first games again.
+    `threads` is the number of emulator threads (native) or of workers that run at once (async) in each group.
+    Raises what `make_envs` raises; no environment is left open then.
     """
     made: list[MonitoredVectorEnv] = []
     if config.backend == "async":
         _allow_workers(config.num_envs)
     try:
-        for seeds in np.array_split(row_seeds(config, env_steps), groups):
+        for seeds in np.array_split(run_seeds(config, env_steps).envs, groups):
             made.append(make_envs(replace(config, num_envs=len(seeds), threads=threads), seeds.tolist()))
     except BaseException:
         for envs in made:
@@ -73,10 +79,29 @@ def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 
     return made
 
 
-def row_seeds(config: Config, env_steps: int = 0) -> list[int]:
-    """A seed per environment, far from those of neighbouring run seeds (numpy's SeedSequence)."""
+class RunSeeds(NamedTuple):
+    """Every seed of a run but that of the network's parameters, which is `config.seed` itself."""
+
+    envs: list[int]  # one per environment
+    first: int
+
+    def sampling(self, part: int = 0) -> int:
+        """The seed for sampling actions in group `part` of the environments, or in worker `part`."""
+        return sampling_seed(self.first, part)
+
+
+def sampling_seed(first: int, part: int) -> int:
+    """The seed for sampling actions in group or worker `part` of a run whose first part has the seed `first`."""
+    return first + 7919 * part
+
+
+def run_seeds(config: Config, env_steps: int = 0) -> RunSeeds:
+    """The seeds of a run that starts, or is resumed, at `env_steps`: a resumed run does not replay its first episodes.
+
+    Environment seeds come from numpy's SeedSequence: runs with neighbouring seeds share none of them.
+    """
     states = np.random.SeedSequence((config.seed, env_steps)).generate_state(config.num_envs)
-    return [int(state) >> 1 for state in states]
+    return RunSeeds([int(state) >> 1 for state in states], config.seed + env_steps)
 
 
 def _native(config: Config, spec: EnvSpec) -> VectorEnv:
@@ -94,19 +119,19 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
         noop_max=config.noop_max,
         reward_clipping=False,
     )
-    # The class shares one metadata dictionary between all instances.
+    # All instances of the class share one dictionary of metadata.
     env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
     return env
 
 
 class A2CWorkerEnv(AsyncVectorEnv):
-    """gymnasium's own; its name becomes part of its processes' names, by which `processes.is_ours` knows them."""
+    """gymnasium's class under a name that becomes part of its processes' names, which `is_ours` looks at."""
 
 
-def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
-    """A process per environment; WorkerError when one of them fails to start, and then none is left."""
+def _async(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
+    """One process per environment; WorkerError where one fails to start, and none is left then."""
     _allow_workers(len(envs))
-    before = set(multiprocessing.active_children())  # among them the workers of other groups
+    before = set(multiprocessing.active_children())  # such as the workers of other groups
     seen: set[BaseProcess] = set()
 
     def started() -> list[BaseProcess]:
@@ -124,25 +149,23 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
                 max_concurrency=_concurrency(config),
             )
     except BaseException as error:
-        for process in started():
-            process.kill()
-            process.join()
-        if isinstance(error, ValueError) or not isinstance(error, Exception):  # a refusal, or Ctrl-C
+        end_processes(started())
+        if isinstance(error, ValueError | WorkerError) or not isinstance(error, Exception):  # the last: Ctrl-C
             raise
-        raise worker_error(error, watchdog) from error
+        raise worker_error(error) from error
     finally:
         watchdog.close()
-    # With this end open here, reading the queue of errors would wait for ever once all workers have died.
+    # While this end is open here, reading the queue of errors would wait for ever once all workers have died.
     vector.error_queue._writer.close()  # type: ignore[attr-defined]
     return vector
 
 
 def _allow_workers(count: int) -> None:
-    """Raise the limit of open files as far as `count` workers need it; ValueError where the system refuses."""
+    """Raise the limit of open files for `count` workers; ValueError where the system allows fewer."""
     rule = f"num_envs must leave files to open, got {count}"
     allow_open_files(FILES_PER_WORKER * count, rule, "fewer, or backend native or sync")
 
 
 def _concurrency(config: Config) -> int:
-    """Workers that may emulate at once: a few more than the cores only adds context switches."""
+    """Number of workers that may run at once: many more than the cores only add context switches."""
     return min(config.num_envs, (config.threads or available_cores()) + 1)

@@ -1,4 +1,4 @@
-"""One environment: its registered spec, how it is made, what it shows and takes. It must not import torch."""
+"""One environment: its registered spec, how it is made, its spaces."""
 
 from __future__ import annotations
 
@@ -15,31 +15,28 @@ from a2c.config.config import Config
 from a2c.config.validation import nearest
 from a2c.envs.atari import AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
-from a2c.processes.start import (
-    OURS,
-    settle_in,
-)
+from a2c.processes.start import OURS, settle_in
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The registered spec of `env_id`; ValueError with the nearest names when there is none."""
+    """The registered spec of `env_id`; ValueError with the nearest names where there is none."""
     try:
         return gym.spec(env_id)
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except gym.error.Error as error:
         known = tuple(gym.registry)
         raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {nearest(env_id, known)}") from error
 
 
 def is_atari(spec: EnvSpec) -> bool:
-    """True where ale-py runs the environment."""
+    """Whether ale-py runs the environment."""
     return str(spec.entry_point).startswith("ale_py")
 
 
 def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> gym.Env:
-    """One environment, an Atari game preprocessed; `render_mode` as in gymnasium.
+    """One environment, with preprocessing if it is an Atari game; `render_mode` as in gymnasium.
 
-    4 frames per decision replace the id's own frame skip; its sticky actions hold unless the
-    config says otherwise.
+    4 frames per step replace the frame skip registered for the id; its sticky actions hold unless `config` sets
+    them. ValueError for an id that cannot be made here, or whose actions are not discrete.
     """
     if multiprocessing.current_process().name.startswith(f"Worker<{OURS}"):
         settle_in()
@@ -50,11 +47,11 @@ def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None =
 
 
 def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
-    """An environment that is no Atari game: as registered; observations that are no array become one vector."""
+    """An environment other than an Atari game, as registered; observations that are not a Box are flattened."""
     try:
-        # Many constructors take no render_mode.
-        drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-        env = gym.make(spec, disable_env_checker=True, **drawn)
+        # Many constructors have no parameter render_mode.
+        rendering: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+        env = gym.make(spec, disable_env_checker=True, **rendering)
     except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
@@ -74,39 +71,39 @@ def _channels_first(obs: np.ndarray) -> np.ndarray:
 
 
 def checked_spec(config: Config) -> EnvSpec:
-    """The spec of `config.env`; ValueError where there is none or the config asks what it cannot do."""
+    """The spec of `config.env`; ValueError where there is none, or where it does not support what `config` asks for."""
     spec = find_spec(config.env)
     if not is_atari(spec):
         if config.backend == "native":
-            raise ValueError(f"backend must be async or sync for {spec.id}: native plays Atari games only, got native")
+            raise ValueError(f"backend must be async or sync for {spec.id}: native runs Atari games only, got native")
         if config.terminal_on_life_loss:
             raise ValueError(f"terminal_on_life_loss must be off for {spec.id}, which has no lives, got True")
     return spec
 
 
 class Spaces(NamedTuple):
-    """What one environment shows and takes."""
+    """What the network has to know of an environment."""
 
-    obs_shape: tuple[int, ...]
+    obs_shape: tuple[int, ...]  # of one observation
     n_actions: int
     obs_dtype: np.dtype
-    stacked: bool  # the channels of an observation are the newest frames of one picture (Atari), not colours
+    stacked: bool  # the channels of an observation are successive frames (Atari), not colours
 
 
 def probe_spaces(config: Config) -> Spaces:
-    """The spaces of `config.env`, read off one environment.
+    """The spaces of `config.env`, from one environment of this process.
 
-    Raises what `make_envs` would raise, and starts no process.
+    Raises ValueError as `make_envs` does, and starts no process.
     """
     spec = checked_spec(config)
     env = make_env(config, spec, config.seed)
     space, actions = env.observation_space, env.action_space
-    assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # make_env sees to it
+    assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # as `make_env` checks
     spaces = Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec))
     env.close()
     return spaces
 
 
 def make_snapshot_env(config: Config, spec: EnvSpec, seed: int) -> SnapshotWrapper:
-    """`make_env` with a `snapshot`: what each row of the `async` and `sync` backends runs."""
+    """`make_env` in a `SnapshotWrapper`: a row of the `async` and `sync` backends."""
     return SnapshotWrapper(make_env(config, spec, seed))

@@ -1,9 +1,8 @@
-"""Saving and restoring one environment bit for bit: the game and every wrapper around it.
+"""Saving and restoring one environment bit for bit, with every wrapper around it.
 
-A snapshot is the list of an environment's layers, outermost first, each as the plain values
-among its attributes: numbers, texts, arrays, random generators. What may be state and cannot be held is named
-in it as lost, and then no environment is restored exactly. `AtariGame` says itself what its state is.
-It must not import torch.
+A snapshot is the list of the environment's layers, outermost first, each as the plain values among its attributes:
+numbers, strings, arrays, random generators. An attribute that may be state and cannot be saved is marked as lost, and
+then no environment is restored exactly. `AtariGame` has its own `get_state` and `set_state`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ Snapshot = list[dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
 KEYS = (bool, int, float, str, np.str_)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
-HARMLESS = (*FUNCTIONS, gym.Space, EnvSpec, Config, ale_py.Action)  # what an environment is made of, no state
-INTO: dict[str, Any] = {"generator": np.random.Generator, "deque": deque}  # what a restored value needs to be there
-LOST = {"lost": True}  # stands for a value that a snapshot cannot hold
+HARMLESS = (*FUNCTIONS, gym.Space, EnvSpec, Config, ale_py.Action)  # hold no state
+INTO: dict[str, Any] = {"generator": np.random.Generator, "deque": deque}  # types of attributes
+LOST = {"lost": True}  # in place of a value that a snapshot cannot hold
 
 
 class SnapshotWrapper(gym.Wrapper):
     """Gives an environment the attribute `snapshot`, which can be read and set, also from another process.
 
-    An exception becomes a RuntimeError whose text is the traceback: nothing else crosses a pipe.
+    An exception becomes a RuntimeError whose text is the traceback, because gymnasium sends no more through a pipe.
     """
 
-    exact = True  # the snapshot that was set last holds everything, and the game took it
-    refusal = ""  # why it was refused, in one line: it is damaged
+    exact = True  # the last snapshot that was set held everything, and was restored exactly
+    refusal = ""  # in one line, why it was refused; empty unless it is damaged
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         try:
@@ -51,7 +50,7 @@ class SnapshotWrapper(gym.Wrapper):
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception:
             raise RuntimeError(traceback.format_exc()) from None
-        if terminated or truncated:  # it may live in an array that the reset overwrites before anybody has read it
+        if terminated or truncated:  # the reset that follows may overwrite the array
             obs = copy.deepcopy(obs)
         return obs, reward, terminated, truncated, info
 
@@ -65,7 +64,7 @@ class SnapshotWrapper(gym.Wrapper):
         layers, self.refusal = _layers(self.env), ""
         try:
             self.exact = all([_restore(layer, values) for layer, values in zip(layers, snapshot, strict=True)])
-        except Exception as error:  # wrong content can raise almost anything
+        except Exception as error:  # damaged content can raise almost anything
             self.exact, self.refusal = False, " ".join(f"{type(error).__name__}: {error}".split())[:120]
 
 
@@ -77,7 +76,7 @@ def _layers(env: gym.Env) -> list[gym.Env]:
 
 
 def _attributes(layer: gym.Env) -> dict[str, Any]:
-    """The attributes that may hold state; none of an Atari game, which has its own `get_state`."""
+    """The attributes that may hold state; none of an `AtariGame`, which has its own `get_state`."""
     if isinstance(layer, AtariGame):
         return {}
     # gymnasium keeps the arguments of a wrapper's constructor in `_saved_kwargs`.
@@ -93,7 +92,7 @@ def _values(layer: gym.Env) -> dict[str, Any]:
             values[name] = {"generator": value.bit_generator.state}
         elif type(value) is deque and _is_plain(list(value)):
             values[name] = {"deque": _plain_copy(list(value))}
-        elif type(value) is np.ndarray and value.dtype.kind in "SU":  # such as the map of a lake
+        elif type(value) is np.ndarray and value.dtype.kind in "SU":  # such as the map of FrozenLake
             values[name] = {"text": [value.dtype.str, list(value.shape), np.frombuffer(value.tobytes(), np.uint8)]}
         elif not _is_plain(value):
             values[name] = LOST
@@ -104,7 +103,7 @@ def _values(layer: gym.Env) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """True for what a snapshot can hold: numbers, texts, arrays of numbers, and containers of these."""
+    """Whether a snapshot can hold the value: numbers, strings, arrays of numbers, and containers of these."""
     if type(value) is np.ndarray:
         return value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8
     if isinstance(value, np.generic):
@@ -117,7 +116,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain_copy(value: Any) -> Any:
-    """A deep copy of a plain value, with numpy's texts as texts: no checkpoint can hold the others."""
+    """A deep copy of a plain value, with numpy's strings as Python's, which a checkpoint can hold."""
     if isinstance(value, np.str_):
         return str(value)
     if isinstance(value, list | tuple):
@@ -128,12 +127,12 @@ def _plain_copy(value: Any) -> Any:
 
 
 def _is_harmless(value: Any) -> bool:
-    """True for what holds no state: functions, classes, spaces, and tuples of these."""
+    """Whether the value holds no state: functions, classes, spaces, and tuples of these."""
     return isinstance(value, HARMLESS) or (type(value) is tuple and all(map(_is_harmless, value)))
 
 
 def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
-    """Give a layer its values back; False where it did not take them exactly."""
+    """Give a layer its values back; False where it is not exactly as it was."""
     if isinstance(layer, AtariGame):
         return layer.set_state(values)
     exact = _attributes(layer).keys() <= values.keys()
@@ -144,13 +143,13 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
             continue
         current: Any = getattr(layer, name, None)
         if callable(current):
-            raise ValueError(f"{name} must be no method, got a value for it")
+            raise ValueError(f"{name} must not be a method of the environment, got a value for it")
         if kind in INTO and type(current) is not INTO[kind]:
             return False
         if kind == "generator":
             current.bit_generator.state = content
             continue
-        new: Any = _texts(*content) if kind == "text" else copy.deepcopy(content)
+        new: Any = _strings(*content) if kind == "text" else copy.deepcopy(content)
         if kind == "deque":
             new = deque(new, maxlen=current.maxlen)
         if isinstance(current, np.ndarray) and isinstance(new, np.ndarray) and not _fits(new, current):
@@ -159,11 +158,11 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
     return exact
 
 
-def _texts(dtype: str, shape: list[int], content: np.ndarray) -> np.ndarray:
-    """An array of texts, such as `dtype` "<U4", from its bytes."""
+def _strings(dtype: str, shape: list[int], content: np.ndarray) -> np.ndarray:
+    """An array of strings, of a `dtype` such as "<U4", from its bytes."""
     return np.frombuffer(content.tobytes(), dtype).reshape(shape).copy()
 
 
 def _fits(new: np.ndarray, current: np.ndarray) -> bool:
-    """The same shape, and numbers of the same kind: Acrobot begins in float32 and goes on in float64."""
+    """Same shape and kind of numbers; not the same precision: Acrobot changes from float32 to float64."""
     return (new.shape, new.dtype.kind) == (current.shape, current.dtype.kind)

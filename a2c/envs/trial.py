@@ -1,6 +1,6 @@
-"""Saved games are first restored in a process that may die of them. It must not import torch.
+"""Restoring saved Atari episodes in a process of its own first, which may crash.
 
-An emulator takes its state as bytes, unchecked: damaged ones can corrupt the memory of its process.
+An emulator restores its state from bytes that it does not check: damaged ones can corrupt the memory of its process.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from a2c.config.config import Config
-from a2c.envs.make import START_TIMEOUT
 from a2c.envs.single import checked_spec, is_atari, make_snapshot_env
-from a2c.processes.start import OURS, settle_in, without_main, worker_context
+from a2c.processes.start import OURS, START_TIMEOUT, end_processes, settle_in, without_main, worker_context
 
-DECISIONS = 8  # that each restored game is played for
-READY = -1  # first message of the process; those after it are the numbers of games that were tried
+STEPS = 8  # taken in each restored environment
+READY = -1  # in the first message of the process; later ones have the row of the environment that was tried
 
 
-def can_go_on(config: Config, games: Any) -> bool:
-    """Whether all emulators take the states in `games`, what `MonitoredVectorEnv.state_dict` gave, back exactly.
+def restores_exactly(config: Config, states: Any) -> bool:
+    """Whether every emulator is restored exactly from `states`, a list of `MonitoredVectorEnv.state_dict()`.
 
-    Games of other environments are not tried: their states are plain numbers. ValueError, in one line, where a
-    state is damaged or its process dies or hangs.
+    Environments other than Atari games are not tried: their states are plain values. Raises ValueError, in one line,
+    where a state is damaged, or where the process that restores it dies or hangs.
     """
     spec = checked_spec(config)
     if not is_atari(spec):
         return True
-    snapshots = [snapshot for group in games if group is not None for snapshot in group["snapshots"]]
+    snapshots = [snapshot for group in states if group is not None for snapshot in group["snapshots"]]
     return not snapshots or _try_all(config, spec, snapshots)
 
 
@@ -41,7 +40,7 @@ def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
     context: Any = multiprocessing.get_context(worker_context(["a2c.envs.make"]))
     here, there = context.Pipe(duplex=False)
     arguments = (config, spec, snapshots, there)
-    process = context.Process(target=_restore_and_play, args=arguments, name=OURS, daemon=True)
+    process = context.Process(target=_restore_and_step, args=arguments, name=OURS, daemon=True)
     tried, exact = READY, True
     with without_main():
         process.start()
@@ -49,25 +48,24 @@ def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
     try:
         with suppress(EOFError, OSError):
             while here.poll(max(config.env_timeout, START_TIMEOUT if tried == READY else 0)):
-                news = here.recv()
-                if isinstance(news, str):
-                    raise ValueError(f"game {tried + 1}: {news}")
-                tried, exact = news[0], exact and news[1]
-        process.join(config.env_timeout)  # a heap that is damaged may show at the end
+                message = here.recv()
+                if isinstance(message, str):
+                    raise ValueError(f"environment {tried + 1}: {message}")
+                tried, exact = message[0], exact and message[1]
+        process.join(config.env_timeout)  # a damaged heap may show only when the process ends
         if process.exitcode != 0:
             how = "hung" if process.exitcode is None else f"died ({process.exitcode})"
-            raise ValueError(f"game {max(tried, 0)} or one near it: a process that restored it {how}")
+            raise ValueError(f"environment {max(tried, 0)} or one near it: the process that restored it {how}")
         return exact
     finally:
-        process.kill()
-        process.join()
+        end_processes([process])
         here.close()
 
 
-def _restore_and_play(config: Config, spec: EnvSpec, snapshots: Sequence[Any], pipe: Connection) -> None:
-    """What the process runs: one environment takes each state in turn."""
+def _restore_and_step(config: Config, spec: EnvSpec, snapshots: Sequence[Any], pipe: Connection) -> None:
+    """What the process runs: one environment is restored from each snapshot in turn."""
     settle_in()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of a corrupted heap
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a corrupted heap makes the C library print
     _leave_no_core()
     env: Any = make_snapshot_env(config, spec, 0)
     env.reset(seed=0)
@@ -78,7 +76,7 @@ def _restore_and_play(config: Config, spec: EnvSpec, snapshots: Sequence[Any], p
             pipe.send(env.refusal)
             return
         exact = env.exact
-        for t in range(DECISIONS):
+        for t in range(STEPS):
             _, _, terminated, truncated, _ = env.step(t % 2)
             if terminated or truncated:
                 env.reset()

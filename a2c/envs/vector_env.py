@@ -1,23 +1,4 @@
-"""A vector environment as the rest of the package sees it. It must not import torch.
-
-The contract of `MonitoredVectorEnv`, whatever the backend:
-
-========== ======================= ==========================================================
-name       shape, dtype            meaning
-========== ======================= ==========================================================
-obs        [N, K, S, S] uint8      K = frame_stack; newest frame last; frames before a game's start are zeros
-                                   (other ids: the environment's own observation)
-rewards    [N] float32             raw game points of this decision
-terminated [N] bool                the episode ended by the game's rules (or by a lost life)
-truncated  [N] bool                the game was cut off at `max_episode_frames`; where a life was lost in that very
-                                   decision, `terminated` is set too (not by native, which tells the next game's lives)
-info       "final_obs"             {row: true last observation} of exactly the rows that ended
-info       "episodes"              list of `Episode`, one per *game* that ended in this step
-========== ======================= ==========================================================
-
-Autoreset is SAME_STEP: where an episode ended, `obs` already begins the next one, so no junk
-transition exists. A lost life ends an episode for the learner and never resets the game.
-"""
+"""The vector environment that the rest of the package uses. Its contract is the docstring of `a2c.envs`."""
 
 from __future__ import annotations
 
@@ -32,15 +13,16 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.async_vector_env import AsyncState
 
-from a2c.processes.errors import WorkerError, worker_error
+from a2c.processes.errors import WorkerError, failing
+from a2c.processes.start import end_processes
 from a2c.processes.watchdog import Watchdog
 
-# gymnasium echoes a worker's traceback as warnings; the WorkerError that follows carries it.
+# gymnasium repeats a worker's traceback as warnings; the WorkerError that follows has it.
 warnings.filterwarnings("ignore", message=r"\x1b\[[\d;]*mERROR: ")
 
 
 class Episode(NamedTuple):
-    """One finished game: its environment, true score (game points) and length (decisions)."""
+    """A finished episode: the row of its environment, its true score (points) and its length (steps)."""
 
     env: int
     score: float
@@ -48,12 +30,12 @@ class Episode(NamedTuple):
 
 
 class MonitoredVectorEnv(VectorWrapper):
-    """Hide the backends' differences and count games from raw rewards (the contract above).
+    """Gives every backend the same interface, that of `a2c.envs`, and measures episodes by their raw rewards.
 
-    Wraps any SAME_STEP gymnasium vector environment; ValueError for another autoreset mode.
-    The environments must not hand out the array of a final observation again; `SnapshotWrapper` copies it.
-    Every question to the environments ends: with an answer, or with WorkerError, after
-    `timeout` seconds at most where worker processes are asked.
+    Wraps any gymnasium vector environment in SAME_STEP autoreset mode; ValueError for another mode, or for actions
+    that are not discrete. The environments must not write to a final observation later; `SnapshotWrapper` copies it.
+    Row i is reset with `seeds[i]` (default: i). Whatever an environment raises becomes a WorkerError, and so does a
+    worker process that does not respond within `timeout` seconds.
     """
 
     def __init__(
@@ -73,24 +55,24 @@ class MonitoredVectorEnv(VectorWrapper):
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
         self.terminal_on_life_loss = terminal_on_life_loss
         self.watchdog = Watchdog(timeout, lambda: env.processes) if isinstance(env, AsyncVectorEnv) else None
-        self.broken = False  # an environment failed: nothing more may be asked of the others
-        self.scores = np.zeros(self.num_envs, np.float64)  # [N] points of the running game
-        self.lengths = np.zeros(self.num_envs, np.int64)  # [N] decisions of the running game
-        self.lives = np.zeros(self.num_envs, np.int64)  # [N] lives after the last decision
+        self.broken = False  # an environment failed: the others must not be used any more
+        self.scores = np.zeros(self.num_envs, np.float64)  # [N] points in the running episode
+        self.lengths = np.zeros(self.num_envs, np.int64)  # [N] steps of the running episode
+        self.lives = np.zeros(self.num_envs, np.int64)  # [N] lives after the last step
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin a new game in every row; `seed` (one number, or one per row) defaults to the rows' own."""
+        """Begin a new episode in every row; `seed` (one number, or one per row) defaults to `seeds`."""
         seed = self.seeds if seed is None else seed
         if isinstance(self.env, AtariVectorEnv) and isinstance(seed, list):
             seed = np.array(seed)
-        with self._asking():
+        with self._calling():
             obs, info = self.env.reset(seed=seed, options=options)
         self.scores[:], self.lengths[:] = 0.0, 0
         self.lives = np.array(info.get("lives", self.lives))
         return obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Play one decision in every row. ValueError for a bad action: ale-py would hang on it."""
+        """One step in every row, as in `a2c.envs`. ValueError for a bad action: ale-py would hang on it."""
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
             raise ValueError(
@@ -102,45 +84,45 @@ class MonitoredVectorEnv(VectorWrapper):
                 f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
             )
         actions = actions.astype(np.int64) + self.actions.start
-        with self._asking():
+        with self._calling():
             obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
         rewards = np.asarray(raw_rewards, np.float32)
-        game_over = terminated | truncated
+        ended = terminated | truncated
         self.scores += np.asarray(raw_rewards, np.float64)
         self.lengths += 1
-        episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(game_over)]
-        self.scores[game_over], self.lengths[game_over] = 0.0, 0
-        final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(game_over)}
+        episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(ended)]
+        self.scores[ended], self.lengths[ended] = 0.0, 0
+        final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(ended)}
         if self.terminal_on_life_loss:
-            lives = np.array(info["lives"])  # where a game ended, those of the next one
+            lives = np.array(info["lives"])  # where an episode ended, those of the next one
             final_lives = info.get("final_info", {}).get("lives", self.lives)
-            lost = np.where(game_over, final_lives, lives) < self.lives
+            lost = np.where(ended, final_lives, lives) < self.lives
             self.lives = lives
             terminated = terminated | lost
-            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost & ~game_over)}
+            final_obs |= {int(i): np.array(obs[i]) for i in np.flatnonzero(lost & ~ended)}
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The games as they stand, as plain values and arrays; None where the backend cannot tell (native)."""
+        """The running episodes, as plain values and arrays; None where the backend cannot save them (native)."""
         if not isinstance(self.env, AsyncVectorEnv | SyncVectorEnv):
             return None
-        with self._asking():
+        with self._calling():
             try:
                 snapshots = list(self.env.get_attr("snapshot"))
-            except AttributeError:  # environments that were not made here
+            except AttributeError:  # environments without `SnapshotWrapper`
                 return None
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on with the games of `state_dict`; False where one was not taken back exactly.
+        """Continue the episodes of `state_dict`; False where an environment was not restored exactly.
 
-        ValueError, in one line, for a state that is damaged.
+        ValueError, in one line, for a damaged state.
         """
         counters = {name: _counter(name, state[name], getattr(self, name)) for name in ("scores", "lengths", "lives")}
         snapshots = state["snapshots"]
         if not isinstance(snapshots, list) or len(snapshots) != self.num_envs:
             raise ValueError(f"snapshots must be a list of {self.num_envs}, got a {type(snapshots).__name__}")
-        with self._asking():
+        with self._calling():
             vector: Any = self.env
             vector.set_attr("snapshot", snapshots)
             exact, refusals = all(vector.get_attr("exact")), vector.get_attr("refusal")
@@ -150,45 +132,48 @@ class MonitoredVectorEnv(VectorWrapper):
         return exact
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Whatever an environment, or the process that runs it, fails with becomes a WorkerError."""
+    def _calling(self) -> Iterator[None]:
+        """Around every call of the environments: failures become WorkerError, and are remembered."""
         try:
-            with self.watchdog or nullcontext():
+            with failing(), self.watchdog or nullcontext():
                 yield
-        except Exception as error:
+        except WorkerError:
             self.broken = True
-            raise worker_error(error, self.watchdog) from error
+            raise
 
     def close(self, **kwargs: Any) -> None:
-        """End the environments; worker processes that cannot be asked any more are killed."""
+        """Close the environments; worker processes that may no longer respond are killed."""
         vector = self.env
         if not isinstance(vector, AsyncVectorEnv):
-            with suppress(WorkerError), self._asking():
+            with suppress(WorkerError), self._calling():
                 vector.close(**kwargs)
             return
-        forced = self.broken or kwargs.get("terminate")  # by SIGTERM, which workers ignore
+        forced = self.broken or kwargs.get("terminate")  # gymnasium sends SIGTERM then, which workers ignore
         if not forced and vector._state == AsyncState.DEFAULT:
-            with suppress(WorkerError), self._asking():
+            with suppress(WorkerError), self._calling():
                 vector.close(**kwargs)
-        if self.watchdog is not None:
-            self.watchdog.close()
-        if not vector.closed:
-            self.kill()
+        self.kill()
+
+    def abandon(self) -> None:
+        """Kill the worker processes, so that a thread which waits for one raises; `close` has still to be called."""
+        self.broken = True
+        for process in getattr(self.env, "processes", []):
+            process.kill()
 
     def kill(self) -> None:
-        """End worker processes without asking them."""
+        """End the worker processes without waiting for what they do; nothing happens on backends that have none."""
         vector: Any = self.env
-        for process in vector.processes:
-            process.kill()
-        for process in vector.processes:
-            process.join()
+        if self.watchdog is None:
+            return
+        self.watchdog.close()
+        end_processes(vector.processes)
         for pipe in filter(None, vector.parent_pipes):
             pipe.close()
         vector.closed = True
 
 
 def _counter(name: str, saved: Any, current: np.ndarray) -> np.ndarray:
-    """A copy of a saved counter of each row."""
+    """A copy of the `saved` values `[N]`; ValueError where they are unlike the `current` ones."""
     if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (current.shape, current.dtype):
         raise ValueError(f"{name} must be an array of {current.dtype} {list(current.shape)}, got {saved!r:.60}")
     return saved.copy()

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from a2c.config.config import Config
-from a2c.config.validation import FRAME_SKIP
+from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.single import find_spec, is_atari
 from a2c.metrics.files import exact
 

@@ -1,1 +1,1 @@
-"""Operating-system processes: start, watch, stop. Nothing here imports torch."""
+"""Operating-system processes: how they start, how they are watched, how they end. Nothing here imports torch."""

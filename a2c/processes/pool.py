@@ -1,7 +1,6 @@
-"""Processes that play: started together, heard through a pipe each, ended together.
+"""A pool of worker processes that run for as long as the run does, each with a pipe of its own.
 
-Nothing is shared that a dying process could keep locked: every worker has its own pipe, and a
-pipe whose worker is gone says so.
+Nothing is shared that a dying process could leave locked, and a pipe whose worker has ended raises EOFError.
 """
 
 from __future__ import annotations
@@ -16,21 +15,19 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from a2c.processes.errors import WorkerError, worker_error
-from a2c.processes.start import OURS, settle_in, without_main, worker_context
+from a2c.processes.start import OURS, START_TIMEOUT, end_processes, settle_in, without_main, worker_context
 from a2c.processes.watchdog import Watchdog
 
-START_TIMEOUT = 300.0  # seconds in which a worker's first message must have come
-TICK = 0.5  # seconds that a wait counts at most: a process that was stopped (Ctrl-Z) has not waited
-GO_ON = b"+"  # an answer to a worker that asked for none in particular
-BYE = "bye"  # a worker's last message when it has done its part
+TICK = 0.5  # seconds that one wait counts at most, so that time in which this process was suspended (Ctrl-Z) does not
+GO_ON = b"+"  # the reply to a worker that waits
+DONE = "done"  # the last message of a worker whose work has returned
 
 
 class WorkerPool:
-    """Runs `work(*arguments, pipe)` in a process per entry of `arguments`, and takes what they send.
+    """Runs `work(*arguments, pipe)` in one process per entry of `arguments` and receives what they send.
 
-    `preload`: modules that are imported once for all of them.
-
-    None can keep the run waiting: the death, silence or exception of one raises here.
+    `preload`: modules that are imported once for all of them. No worker can keep the run waiting: where one dies,
+    raises or sends nothing for `timeout` seconds, `receive` raises.
     """
 
     def __init__(
@@ -41,17 +38,17 @@ class WorkerPool:
         preload: Sequence[str] = (),
     ) -> None:
         self.timeout = timeout
-        self.pipes: dict[Connection, int] = {}  # of workers that are at work; their numbers
-        self.silent: dict[int, float] = {}  # seconds without a message, by number
-        self.heard_at = time.perf_counter()
+        self.pipes: dict[Connection, int] = {}  # of the workers that are not done; their numbers
+        self.waited: dict[int, float] = {}  # seconds since the last message of each worker
+        self.received_at = time.perf_counter()
         self.processes: list[BaseProcess] = []
-        self.watchdog = Watchdog(timeout, lambda: self.processes)
+        self.watchdog = Watchdog(timeout, lambda: self.processes, "a worker")
         try:
             context: Any = multiprocessing.get_context(worker_context([work.__module__, *preload]))
             with without_main():
                 for number, own in enumerate(arguments):
                     here, there = context.Pipe()
-                    self.pipes[here], self.silent[number] = number, timeout - max(timeout, START_TIMEOUT)
+                    self.pipes[here], self.waited[number] = number, timeout - max(timeout, START_TIMEOUT)
                     name = f"{OURS}-{number}"
                     process = context.Process(target=_run, args=(work, own, there), name=name, daemon=True)
                     process.start()
@@ -61,35 +58,34 @@ class WorkerPool:
             self.close()
             if not isinstance(error, Exception):  # Ctrl-C
                 raise
-            raise worker_error(error, None, "a worker") from error
+            raise worker_error(error, "a worker") from error
 
-    def receive(self, heard: Container[int] = ()) -> list[tuple[int, Any]]:
-        """The messages that are there, one per worker at most, with the workers' numbers; waits a tick for a first.
+    def receive(self, without: Container[int] = ()) -> list[tuple[int, Any]]:
+        """The messages that have come, at most one per worker, with the workers' numbers; waits a tick for the first.
 
-        Workers whose numbers are in `heard` are left alone.
-        Raises WorkerError for a worker that died, raised or was silent for too long, FloatingPointError
-        for numbers that are none.
+        Workers whose numbers are in `without` are passed over. Raises WorkerError for a worker that died, raised or
+        did not respond in time, FloatingPointError where one computed NaN or infinity.
         """
-        asked = {pipe: number for pipe, number in self.pipes.items() if number not in heard}
-        ready = wait(list(asked), TICK)
+        pipes = {pipe: number for pipe, number in self.pipes.items() if number not in without}
+        ready = wait(list(pipes), TICK)
         now = time.perf_counter()
-        waited, self.heard_at = min(TICK, now - self.heard_at), now  # also while the caller was busy elsewhere
+        waited, self.received_at = min(TICK, now - self.received_at), now  # also while the caller was busy elsewhere
         messages = []
-        for pipe, number in asked.items():
+        for pipe, number in pipes.items():
             if pipe not in ready:
-                self.silent[number] += waited
-                if self.silent[number] >= self.timeout:
-                    raise WorkerError(f"a worker gave no answer within {self.timeout:g} seconds")
+                self.waited[number] += waited
+                if self.waited[number] >= self.timeout:
+                    raise WorkerError(f"a worker did not respond within {self.timeout:g} seconds")
                 continue
-            self.silent[number] = 0.0
+            self.waited[number] = 0.0
             try:
-                with self.watchdog:  # a worker that is stopped inside of a message would keep us waiting
+                with self.watchdog:  # `recv` would wait for ever for a worker that stopped inside a message
                     message = pipe.recv()
             except (EOFError, OSError) as error:
-                raise worker_error(error, self.watchdog, "a worker") from error
+                raise worker_error(error, "a worker") from error
             if isinstance(message, Exception):
                 raise message
-            if isinstance(message, str) and message == BYE:
+            if isinstance(message, str) and message == DONE:
                 del self.pipes[pipe]
                 pipe.close()
             else:
@@ -100,29 +96,26 @@ class WorkerPool:
         """The first message of every worker, in the order in which they came; raises as `receive` does."""
         first: dict[int, Any] = {}
         while len(first) < len(self.processes):
-            first |= self.receive(heard=first)
+            first |= self.receive(without=first)
         return list(first.values())
 
     def let_go_on(self, numbers: Container[int]) -> None:
-        """Answer workers that wait in `pipe.recv_bytes()` after a message."""
+        """Reply to the workers in `numbers`, which wait in `pipe.recv_bytes()` after a message."""
         for pipe, number in self.pipes.items():
             if number in numbers:
-                self.silent[number] = 0.0  # it kept silent because it had to
-                with suppress(OSError):  # it is gone; `receive` will say so
+                self.waited[number] = 0.0  # until now it could not send anything
+                with suppress(OSError):  # it has died: `receive` will raise
                     pipe.send_bytes(GO_ON)
 
     @property
     def at_work(self) -> bool:
-        """False once all have done their part."""
+        """False once all workers are done."""
         return bool(self.pipes)
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
         self.watchdog.close()
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.join()
+        end_processes(self.processes)
         for pipe in self.pipes:
             pipe.close()
         self.pipes = {}
@@ -133,8 +126,8 @@ def _run(work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection
     settle_in()
     try:
         work(*arguments, pipe)
-        pipe.send(BYE)
-    except (EOFError, BrokenPipeError, ConnectionError):  # the run has ended
+        pipe.send(DONE)
+    except (EOFError, BrokenPipeError, ConnectionError):  # the pipe is closed: the run has ended
         return
     except (FloatingPointError, WorkerError) as error:
         _send(pipe, error)

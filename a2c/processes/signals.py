@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that a loop reads between two steps."""
+"""SIGINT and SIGTERM as a request to stop that a loop reads between two steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-CALM = 2.0  # seconds after a KeyboardInterrupt in which SIGINT raises no other: the run is closing
+CALM = 2.0  # seconds after a KeyboardInterrupt in which another SIGINT raises none: the run is closing
 
 
 class StopRequest:
-    """`number` of the signal that asked for the end, 0 while none has."""
+    """`number` of the signal that asked to stop, 0 while there was none."""
 
     number = 0
     interrupted_at = -math.inf  # when a second SIGINT last raised KeyboardInterrupt
@@ -32,9 +32,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
-    """Note the first SIGINT or SIGTERM in `request`; a second SIGINT raises KeyboardInterrupt.
+    """Record the first SIGINT or SIGTERM in `request`; a second SIGINT raises KeyboardInterrupt.
 
-    Does nothing outside the main thread: Python lets it alone handle signals.
+    Does nothing outside the main thread, which alone may handle signals in Python.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -57,9 +57,9 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
 
 
 def leave(code: int) -> int:
-    """`code`; but where a compute thread hangs in an environment, end the process with it: nothing else would.
+    """Return `code`; where a compute thread hangs in an environment, end the process at once: it could not exit.
 
-    An interactive interpreter (a notebook) is left alive.
+    An interactive interpreter (a notebook) is never ended.
     """
     hanging = any(thread.name.startswith("a2c-compute") for thread in threading.enumerate())
     if hanging and not hasattr(sys, "ps1"):

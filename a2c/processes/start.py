@@ -1,11 +1,11 @@
-"""Worker processes: how they start, and what every one of them does first. It must not import torch."""
+"""Worker processes: how they start, what each of them does first, how they are ended."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import multiprocessing
-import multiprocessing.util  # before our function at exit is registered, so that it is called after it
+import multiprocessing.util  # registers its function at exit before ours, which is therefore called first
 import os
 import signal
 import sys
@@ -16,16 +16,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may come to the whole process group; the parent handles them
+SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may be sent to the whole process group; the parent handles them
+START_TIMEOUT = 300.0  # seconds in which a worker process must have started
 MORE_FILES = 64  # that a run may open besides those of its workers
-OURS = "A2CWorker"  # in the name of every process that we start
+OURS = "A2CWorker"  # part of the name of every process that this package starts
 
 
 def worker_context(preload: Sequence[str]) -> str:
-    """forkserver where that is safe: it imports `preload` once, and its workers are copies of it.
+    """The start method: forkserver where that is safe, else spawn. The server imports `preload` once for all workers.
 
-    SIGINT and SIGTERM are blocked in the server and in our workers, which `kill()` ends. Processes that others start
-    by the same server get them as ever.
+    SIGINT and SIGTERM are blocked in the server and in our workers, which are ended by `kill()`. Processes that the
+    caller's program starts by the same server receive them as usual.
     """
     # macOS: system libraries that the server has loaded may not survive a fork.
     if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
@@ -39,7 +40,7 @@ def worker_context(preload: Sequence[str]) -> str:
         forkserver.ensure_running()  # the server and its children inherit the mask, see `_unblock_others`
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if sys.platform == "linux":  # a server that runs already has the limits of earlier days, and a file per worker
+    if sys.platform == "linux":  # a server that was started earlier has the limit of then, and opens a file per worker
         import resource
 
         server: Any = forkserver._forkserver
@@ -48,9 +49,9 @@ def worker_context(preload: Sequence[str]) -> str:
 
 
 def allow_open_files(more: int, rule: str, instead: str) -> None:
-    """Let this process, and those that it starts, open `more` files besides what else a run opens.
+    """Raise the limit of open files of this process and its workers by `more`, if need be.
 
-    ValueError where the system allows fewer, with the `rule` that is broken and what to use `instead`.
+    ValueError where the system allows fewer; its text begins with `rule` and ends with what to use `instead`.
     """
     if sys.platform == "win32":
         return
@@ -67,7 +68,7 @@ def allow_open_files(more: int, rule: str, instead: str) -> None:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Keep workers from importing the caller's script, and all that it imports, once per process."""
+    """Workers that start in this context do not import the caller's script, nor all that it imports."""
     main = sys.modules["__main__"]
     names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
     hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
@@ -79,19 +80,19 @@ def without_main() -> Iterator[None]:
 
 
 def is_ours(process: BaseProcess) -> bool:
-    """True for a process that this package started, False for one of the caller's program."""
+    """Whether this package started the process, not the caller's program."""
     return OURS in process.name
 
 
 def settle_in() -> None:
-    """In a new worker: the parent handles signals to the whole group; the worker ends when its parent is gone."""
+    """The first call in a new worker: ignore the signals that the parent handles, and end when the parent has ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def stop_with_input() -> None:
-    """Ask this process to stop (SIGTERM) when its input, the pipe of the process that started it, is closed."""
+    """Send this process SIGTERM when its standard input, a pipe from the process that started it, is closed."""
 
     def watch() -> None:
         while os.read(0, 1):
@@ -102,39 +103,47 @@ def stop_with_input() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this worker when the run's process is gone, even while its environment hangs."""
+    """End this worker when its parent has ended, even while its environment hangs."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a worker
     wait([parent.sentinel])
     os._exit(1)
 
 
+def end_processes(processes: Sequence[BaseProcess]) -> None:
+    """Kill the processes, whatever they are doing, and wait until they have ended."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
 @atexit.register
 def _end_workers() -> None:
-    """multiprocessing would ask them to end by SIGTERM, and wait for ever."""
+    """Kill our workers at exit: multiprocessing would send them SIGTERM, which they ignore, and wait for ever."""
     for process in multiprocessing.active_children():
         if is_ours(process):
             process.kill()
 
 
 def _unblock_others(_: object) -> None:
-    """In a new child of the fork server, before its work: one that is not ours gets signals as anywhere else."""
+    """In a new child of the fork server: unblock the signals where the child is not one of ours."""
     if not is_ours(multiprocessing.current_process()):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-# In the fork server alone, which is started by this line and has no parent in the sense of multiprocessing.
+# Only in the fork server, which is started by this line of code and has no `parent_process`.
 _STARTED_BY = "from multiprocessing.forkserver import main; main("
 if multiprocessing.parent_process() is None and "".join(sys.orig_argv[-1:]).startswith(_STARTED_BY):
     multiprocessing.util.register_after_fork(_unblock_others, _unblock_others)
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores this process may use: its affinity mask, within the quotas of its control groups (Linux, v1 and v2).
+    """Cores that this process may use: its affinity mask, limited by the quotas of its control groups (Linux, v1, v2).
 
-    `root`: where `proc` and `sys` are.
+    `root` is the directory of `proc` and `sys`.
     """
-    count = getattr(os, "process_cpu_count", os.cpu_count)  # heeds PYTHON_CPU_COUNT and the affinity (Python 3.13)
+    count = getattr(os, "process_cpu_count", os.cpu_count)  # respects PYTHON_CPU_COUNT and the affinity (Python 3.13)
     cores = count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = min(cores, len(os.sched_getaffinity(0)))
@@ -142,7 +151,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Cores that each control group above this process allows, where it sets a limit."""
+    """Cores that each control group of this process allows, where it sets a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -152,7 +161,7 @@ def _quotas(root: Path) -> Iterator[float]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / controllers
-        # A container may see its own group as the root of the mount, under the name that the host gave it.
+        # In a container its own group may be the root of the mount, although its name is the one on the host.
         for folder in {mount, *(mount / parent for parent in _ancestors(group))}:
             try:
                 if controllers:

@@ -17,11 +17,11 @@ from a2c.algorithms.a2c import A2C
 from a2c.algorithms.a3c import A3C
 from a2c.algorithms.base import Algorithm, TrainingStats
 from a2c.algorithms.ga3c import GA3C
-from a2c.compute.compute import Compute, why_no_gpu
+from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.config.resolve import resolve
+from a2c.config.resolve import resolve, why_no_gpu
 from a2c.envs.single import Spaces, probe_spaces
-from a2c.envs.trial import can_go_on
+from a2c.envs.trial import restores_exactly
 from a2c.learner import Learner, check_finite
 from a2c.metrics.console import Display
 from a2c.metrics.meters import ScoreWindow, StageTimer
@@ -49,6 +49,7 @@ class Trainer:
         self.lock = RunLock(self.run_dir)
         self.outputs: RunOutputs  # there is one from the driver's start on
         self.spaces = probe_spaces(config)
+        self.wants_gpu = config.cuda
         config = self.config = resolve(config, self.spaces.obs_shape)
         self.compute = Compute(config)
         with ExitStack() as refused:
@@ -127,7 +128,7 @@ class Trainer:
         games = self.resumed["collector"] if self.resumed else None
         if games and self.config.algorithm == "a2c":
             with loading(self.run_dir / LATEST):
-                if not can_go_on(self.config, games["envs"]):
+                if not restores_exactly(self.config, games["envs"]):
                     games["envs"] = [None for _ in games["envs"]]
         self.algorithm.start(new_run=not self.resumed)
         with loading(self.run_dir / LATEST):
@@ -183,7 +184,7 @@ class Trainer:
             games = "its games go on" if self.games_go_on else "every environment starts a new game"
             self.outputs.message(f"resumed at {env_steps:,} env_steps; {games}")
             self.outputs.note_changes(Config.from_json(self.resumed["config"]), env_steps)
-        if self.config.cuda and self.compute.device.type != "cuda":
+        if self.wants_gpu and self.compute.device.type != "cuda":
             self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
         self.timer = StageTimer(self.seconds_before, env_steps)
         if not self.resumed:

@@ -1,4 +1,4 @@
-"""The same game learned by several algorithms: run after run, then one table and one picture."""
+"""Train several algorithms with the same settings, one run after the other; one table and one plot of all runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import io
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from a2c.cli.flags import parse_config
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.envs.single import probe_spaces
@@ -28,12 +26,7 @@ from a2c.metrics.results import best_mean, moving_mean, passage, read_episodes
 from a2c.processes.signals import StopRequest, stop_on_signals
 
 COLOURS = {"a2c": "tab:blue", "a3c": "tab:orange", "ga3c": "tab:green"}
-FREE = ("run_dir", "resume", "stop_after", "progress", "log_every")  # settings that may differ from those of a run
-# `python -m a2c train`, which is asked to stop when the comparison is gone, whatever ended that.
-TRAIN = (
-    "import sys, a2c.cli.commands, a2c.processes.start as start; start.stop_with_input(); "
-    "sys.exit(a2c.cli.commands.main())"
-)
+FREE = ("run_dir", "resume", "stop_after", "progress", "log_every")  # settings that may change when a run continues
 COLUMNS = {
     "algorithm": "algorithm",
     "seed": "seed",
@@ -48,42 +41,42 @@ COLUMNS = {
 }
 
 
-def train_all(out: Path, algorithms: Sequence[str], seeds: Sequence[int], flags: Sequence[str]) -> int:
-    """Train one after the other, each in a process of its own; a run that `out` holds already goes on or is done.
+def train_all(out: Path, runs: Mapping[str, Config], command: Sequence[str], flags: Sequence[str]) -> int:
+    """Train the `runs`, by name, one after the other in processes of their own; `out / name` is the run directory.
 
-    Returns the exit code of the first that was stopped or failed, else 0.
+    A run that `out` holds already is resumed, which does nothing where it has finished. `command` starts one
+    training, given flags; `flags` are those that all new runs share. Returns the exit code of the first run that was
+    stopped or failed, else 0.
     """
-    request, stop = StopRequest(), str(parse_config(flags).stop_after)
+    request = StopRequest()
     with stop_on_signals(request):
-        for seed in seeds:
-            for algorithm in algorithms:
-                run_dir = out / f"{algorithm}-{seed}"
-                begun = (run_dir / "latest.pt").exists()
-                new = ["--algorithm", algorithm, "--seed", str(seed), "--run-dir", str(run_dir)]
-                where = ["--resume", str(run_dir), "--stop-after", stop] if begun else [*flags, *new]
-                print(f"--- {algorithm}, seed {seed}", flush=True)
-                command = [sys.executable, "-c", TRAIN, "train", *where]
-                with subprocess.Popen(command, stdin=subprocess.PIPE) as run:
-                    code = _wait(run, request)
-                if code or request:
-                    return (code if code >= 0 else 128 - code) or 128 + request.number
+        for name, config in runs.items():
+            run_dir, algorithm, seed = out / name, config.algorithm, config.seed
+            new = [*flags, "--algorithm", algorithm, "--seed", str(seed), "--run-dir", str(run_dir)]
+            again = ["--resume", str(run_dir), "--stop-after", str(config.stop_after)]
+            begun = (run_dir / "latest.pt").exists()
+            print(f"--- {algorithm}, seed {seed}", flush=True)
+            with subprocess.Popen([*command, *(again if begun else new)], stdin=subprocess.PIPE) as run:
+                code = _wait(run, request)
+            if code or request:
+                return (code if code >= 0 else 128 - code) or 128 + request.number
     return 0
 
 
-def check_runs(out: Path, plan: Mapping[str, Config]) -> None:
-    """ValueError where a run that `out` holds has other settings than the `plan` gives to its name, or is a link."""
-    for name, config in plan.items():
+def check_runs(out: Path, runs: Mapping[str, Config]) -> None:
+    """ValueError where a run that `out` holds already has other settings than in `runs`, or is a symbolic link."""
+    for name, config in runs.items():
         if (out / name).is_symlink():
-            raise ValueError(f"{out / name} must not be a link; remove it or take another out")
+            raise ValueError(f"{out / name} must not be a symbolic link; remove it or use another out")
         try:
-            held = _config(out / name)
+            saved = _config(out / name)
         except FileNotFoundError:
             continue
-        config = resolve(config, probe_spaces(config).obs_shape)  # as the run did
+        config = resolve(config, probe_spaces(config).obs_shape)  # as in the run
         for field in dataclasses.fields(Config):
-            was, now = getattr(held, field.name), getattr(config, field.name)
+            was, now = getattr(saved, field.name), getattr(config, field.name)
             if field.name not in FREE and was != now:
-                raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: take another out")
+                raise ValueError(f"{field.name} must be {was} as in the run {out / name}, got {now}: use another out")
 
 
 def _config(run_dir: Path) -> Config:
@@ -91,13 +84,13 @@ def _config(run_dir: Path) -> Config:
 
 
 def _wait(run: subprocess.Popen[bytes], request: StopRequest) -> int:
-    """The exit code of `run`, which is asked to stop when this process is (Ctrl-C reaches both anyway)."""
+    """The exit code of `run`. A request to stop is passed on to it (Ctrl-C reaches both processes anyway)."""
     asked = False
     while True:
         try:
             with suppress(subprocess.TimeoutExpired):
                 return run.wait(timeout=0.5)
-        except KeyboardInterrupt:  # the second one; the run may have had neither
+        except KeyboardInterrupt:  # the second Ctrl-C; the run may have received neither
             run.send_signal(signal.SIGINT)
             raise
         if request and not asked:
@@ -106,7 +99,7 @@ def _wait(run: subprocess.Popen[bytes], request: StopRequest) -> int:
 
 
 def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """A row of COLUMNS per run. Speeds are those of the whole run, start of the workers not counted."""
+    """A row of COLUMNS per run. Speeds are means over the whole run, without the start of its workers."""
     rows = []
     for algorithm in algorithms:
         for seed in seeds:
@@ -134,7 +127,7 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
 
 
 def _last_row(path: Path) -> dict[str, float]:
-    """Decisions, seconds and updates of a whole run; ValueError where no row of the table has all of them."""
+    """env_steps, seconds and updates of a whole run; ValueError where no row of the table has all three."""
     table = _finite(read_table(path, ("env_steps", "seconds", "updates")))
     good = np.flatnonzero(np.all([values > 0 for values in table.values()], axis=0))
     if not len(good):
@@ -143,13 +136,13 @@ def _last_row(path: Path) -> dict[str, float]:
 
 
 def _finite(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The rows without NaN and infinite values."""
+    """The rows whose values are all finite."""
     good = np.all([np.isfinite(values) for values in table.values()], axis=0)
     return {name: values[good] for name, values in table.items()}
 
 
 def report(out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write compare.csv, draw compare.png, print the table."""
+    """Write compare.csv, plot compare.png, print the table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -175,9 +168,9 @@ def _draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     unit, length = ("seconds", 1.0) if max(float(row["seconds"]) for row in rows) < 120.0 else ("minutes", 60.0)
     for row in rows:
         name = str(row["algorithm"])
-        mine = [r for r in rows if r["algorithm"] == name]
-        speeds = (np.median([r[key] for r in mine]) for key in ("steps_per_second", "updates_per_second"))
-        label = None if row is not mine[0] else "{}: {:,.0f} decisions/s, {:,.0f} updates/s".format(name, *speeds)
+        same = [r for r in rows if r["algorithm"] == name]
+        speeds = (np.median([r[key] for r in same]) for key in ("steps_per_second", "updates_per_second"))
+        label = None if row is not same[0] else "{}: {:,.0f} decisions/s, {:,.0f} updates/s".format(name, *speeds)
         episodes = read_episodes(out / f"{name}-{row['seed']}")
         means = moving_mean(episodes["score"])
         left.plot(episodes["env_steps"] / 1e6, means, color=COLOURS[name], lw=1.5, alpha=0.8, label=label)
@@ -186,7 +179,7 @@ def _draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
         if config.target_score is not None:
             axes.axhline(config.target_score, ls="--", lw=1, color="gray")
         axes.grid(alpha=0.3)
-    left.set(xlabel="environment steps (million decisions)", ylabel=f"mean score of the last {WINDOW} games")
+    left.set(xlabel="environment steps (million decisions)", ylabel=f"mean score of the last {WINDOW} episodes")
     right.set(xlabel=f"wall time ({unit})")
     left.legend(loc="best", fontsize=8)
     named = f"seeds {', '.join(map(str, seeds))}" if len(seeds) <= 5 else f"{len(seeds)} seeds"

@@ -18,8 +18,8 @@ from PIL import Image
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
-from a2c.config.validation import FRAME_SKIP
-from a2c.envs.make import row_seeds
+from a2c.envs.atari import FRAME_SKIP
+from a2c.envs.make import run_seeds
 from a2c.envs.single import checked_spec, is_atari, make_env
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.metrics.files import write_atomically
@@ -60,7 +60,7 @@ def record_video(
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
     config = replace(config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
-    spec, env_seed = checked_spec(config), row_seeds(config)[0]
+    spec, env_seed = checked_spec(config), run_seeds(config).envs[0]
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)

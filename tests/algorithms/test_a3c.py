@@ -24,7 +24,7 @@ from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
-from a2c.envs.make import make_envs, row_seeds
+from a2c.envs.make import make_envs, run_seeds
 from a2c.envs.single import make_env, probe_spaces
 from a2c.learner import Learner, Shared
 from a2c.rollout import Rollout
@@ -98,7 +98,7 @@ def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
         parts = make_tasks(replace(config, workers=workers), 0)
         assert len(parts) == workers
         assert sorted(size for part in parts for size in sizes(part.config)) == sorted(sizes(config))
-        assert [seed for part in parts for seed in part.seeds] == row_seeds(config)
+        assert [seed for part in parts for seed in part.seeds] == run_seeds(config).envs
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,7 @@ def test_a_batch_is_the_same_on_every_machine(name, cores, workers, monkeypatch)
         learner = Learner(config, spaces((4,), 2), compute)
         algorithm = ALGORITHMS[name](config, probe_spaces(config), learner, compute)
         algorithm.start(new_run=True)
-        assert len(algorithm.workers.processes) == (
-            workers or (min(5, cores) if name == "a3c" else min(10, 2 * cores))
-        )
+        assert len(algorithm.workers.processes) == (workers or (min(5, cores) if name == "a3c" else min(10, 2 * cores)))
         while learner.env_steps < 1500:
             algorithm.training_step()
         algorithm.drain()
@@ -186,7 +184,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, 
     whole.training_step = advance_and_hit
     assert whole.run() == 0 and hit
     out = capsys.readouterr().out
-    said = "process of a worker died" if sign == signal.SIGKILL else "gave no answer within 2 seconds"
+    said = "process of a worker died" if sign == signal.SIGKILL else "did not respond within 2 seconds"
     assert said in out and "every environment starts a new game (try 1 of 3)" in out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] >= 30000 and all(p.isfinite().all() for p in state["network"].values())

@@ -1,4 +1,4 @@
-"""The command line: what it accepts, and the one line it prints for what it refuses."""
+"""The command line: what it accepts, and the one line that it prints for what it refuses."""
 
 import dataclasses
 import importlib.util
@@ -12,11 +12,13 @@ import pytest
 import torch
 from runs import TRAIN_PY
 
+import a2c
 from a2c.cli import commands as cli
+from a2c.cli.flags import parse_config
 from a2c.config.config import PRESETS, Config
 from a2c.run.run_dir import RunLock
 
-REFUSED = [  # arguments, and what the line must say
+REFUSED = [  # arguments, and what the line must contain
     (["--nonsense"], ["--nonsense"]),
     (["--num-evns", "3"], ["--num-evns", "did you mean --num-envs"]),
     (["--num-envs", "many"], ["--num-envs", "many"]),
@@ -52,7 +54,7 @@ def refusal(capsys, code):
 
 
 @pytest.mark.parametrize(("args", "parts"), REFUSED, ids=lambda value: " ".join(value) if value else "")
-def test_a_bad_command_is_refused_in_one_line_before_any_process_starts(args, parts, capsys, tmp_path):
+def test_train_refuses_a_bad_flag_in_one_line_before_any_process_starts(args, parts, capsys, tmp_path):
     before = psutil.Process().children(recursive=True)
     small = [*args, "--run-dir", str(tmp_path / "run"), "--total-env-steps", "10"]  # should it be accepted after all
     small += [] if "--num-envs" in args else ["--num-envs", "2"]
@@ -63,26 +65,26 @@ def test_a_bad_command_is_refused_in_one_line_before_any_process_starts(args, pa
 
 
 @pytest.mark.parametrize("env", ["FrozenLake-v1", "CliffWalking-v1"])
-def test_an_environment_whose_observation_is_one_number_plays_or_is_refused(env, capsys, tmp_path):
+def test_train_runs_or_refuses_an_environment_whose_observation_is_one_number(env, capsys, tmp_path):
     flags = ["--env", env, "--backend", "sync", "--num-envs", "2", "--total-env-steps", "40"]
     code = cli.train([*flags, "--run-dir", str(tmp_path / "run")])
     assert code == 0 or "env must" in refusal(capsys, code)
 
 
-def test_a_directory_with_files_is_not_trained_into(capsys, tmp_path):
+def test_train_refuses_a_directory_with_files(capsys, tmp_path):
     (tmp_path / "precious").touch()
     line = refusal(capsys, cli.train(["--run-dir", str(tmp_path)]))
     assert "run_dir must be new or empty" in line and f"--resume {tmp_path}" in line
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_resuming_a_run_without_a_checkpoint_is_refused(capsys, tmp_path):
+def test_train_refuses_to_resume_a_run_without_a_checkpoint(capsys, tmp_path):
     (tmp_path / "config.json").write_text(Config(env="CartPole-v1").to_json(), encoding="utf-8")
     line = refusal(capsys, cli.train(["--resume", str(tmp_path)]))
     assert "checkpoint" in line and "latest.pt" in line
 
 
-def test_resuming_a_run_with_a_damaged_config_is_refused(capsys, tmp_path):
+def test_train_refuses_to_resume_a_run_with_a_damaged_config(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"env": ', encoding="utf-8")
     assert refusal(capsys, cli.train(["--resume", str(tmp_path)]))
 
@@ -95,18 +97,25 @@ def test_resuming_a_run_with_a_damaged_config_is_refused(capsys, tmp_path):
         (["evaluate", ".", "--episodes", "0"], ["episodes must be at least 1", "got 0"]),
         (["evaluate", ".", "--episodes", "x"], ["--episodes", "'x'"]),
         (["evaluate", ".", "--seed", "-1"], ["seed must be at least 0", "got -1"]),
-        (["trian"], ["command must be one of train, evaluate, record, compare", "'trian'", "did you mean train"]),
+        (["evaluate", ".", "--gready"], ["Unrecognized options: --gready", "did you mean --greedy?"]),
+        (["record", ".", "leftover"], ["Unrecognized options: leftover"]),
+        (["train", "--preset", "pong-fats"], ["preset must be one of", "did you mean pong-fast?"]),
+        (["train", "--gamma", "2"], ["error: gamma must be at least 0.0 and at most 1.0, got 2.0"]),
+        (["train", "--num-evns", "3"], ["Unrecognized options: --num-evns, 3; did you mean --num-envs?"]),
+        (["trian"], ["command must be one of compare, evaluate, record, train", "'trian'", "did you mean train"]),
+        ([], ["command must be one of compare, evaluate, record, train"]),
+        (["--seed", "3"], ["Expected one of {train, evaluate, record, compare}"]),
     ],
 )
-def test_other_commands_refuse_in_one_line_too(args, parts, capsys):
+def test_main_refuses_in_one_line(args, parts, capsys):
     line = refusal(capsys, cli.main(args))
     assert all(part in line for part in parts), line
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 @pytest.mark.parametrize(("flag", "near"), [("--num-evns", "--num-envs"), ("--lr", "--lr-decay")])
-def test_a_hint_is_one_clean_line_whatever_the_terminal_can_draw(flag, near, encoding):
-    # The parser frames its errors with the characters that the terminal has.
+def test_train_names_the_nearest_flag_whatever_the_terminal_can_draw(flag, near, encoding):
+    # tyro frames its errors with the characters that the terminal has.
     done = subprocess.run(
         [sys.executable, str(TRAIN_PY), flag, "3"],
         capture_output=True,
@@ -120,13 +129,13 @@ def test_a_hint_is_one_clean_line_whatever_the_terminal_can_draw(flag, near, enc
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_cuda_without_a_gpu_says_that_the_run_uses_the_cpu(capsys, tmp_path):
+def test_train_with_cuda_but_no_gpu_prints_that_it_uses_the_cpu(capsys, tmp_path):
     flags = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "2", "--total-env-steps", "40", "--cuda"]
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     assert "torch finds no GPU here, so this run uses the CPU" in capsys.readouterr().out
 
 
-def test_a_training_that_needs_too_much_memory_ends_in_one_line_and_frees_its_directory(capsys, tmp_path):
+def test_train_without_enough_memory_ends_in_one_line_and_frees_its_directory(capsys, tmp_path):
     run_dir = tmp_path / "run"
     flags = ["--backend", "sync", "--num-envs", "1", "--frame-size", "512", "--frame-stack", "16"]
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -136,27 +145,56 @@ def test_a_training_that_needs_too_much_memory_ends_in_one_line_and_frees_its_di
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     err = capsys.readouterr().err
-    assert err.startswith("error: out of memory: take fewer environments") and err.count("\n") == 1, err
+    assert err.startswith("error: out of memory: use fewer environments") and err.count("\n") == 1, err
     RunLock(run_dir).take()  # free
 
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])
-def test_other_commands_say_in_one_line_that_memory_is_short(command, capsys, monkeypatch):
+def test_main_without_enough_memory_ends_in_one_line(command, capsys, monkeypatch):
     module = importlib.import_module("a2c.tools.record_video" if command == "record" else "a2c.tools.evaluate")
     monkeypatch.setattr(module, "load_policy", lambda *_: torch.empty(2**60))
     assert cli.main([command, "."]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("error: out of memory: take fewer environments") and err.count("\n") == 1, err
+    assert err.startswith("error: out of memory: use fewer environments") and err.count("\n") == 1, err
 
 
-def test_main_explains_its_commands(capsys):
-    assert cli.main(["--help"]) == 0
-    assert cli.main([]) == 2
-    assert "train" in (out := capsys.readouterr().out) and "evaluate" in out
+def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
+    for args, words in {
+        "--help": ["train", "Train an agent.", "evaluate", "record", "compare"],
+        "train --help": ["a2c train", "--num-envs", "--seed"],
+        "evaluate --help": ["a2c evaluate", "PATH", "--episodes"],
+        "record --help": ["a2c record", "PATH", "--out"],
+        "compare --help": ["a2c compare", "PATH", "--algorithms"],
+    }.items():
+        with pytest.raises(SystemExit) as end:
+            cli.main(args.split())
+        out, err = capsys.readouterr()
+        assert not end.value.code and not err
+        assert all(word in out for word in words), out
+
+
+def test_main_help_of_train_shows_the_defaults_of_the_preset(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--preset", "cartpole", "--help"])
+    assert "(default: CartPole-v1)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_main_prints_the_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"a2c {a2c.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["compare", "--help"], ["trian"], ["train", "--gamma", "2"]]
+)
+def test_main_does_not_import_torch_before_a_command_runs(args):
+    code = "import contextlib, sys\nfrom a2c.cli.commands import main\nwith contextlib.suppress(SystemExit):\n"
+    code += "    main(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, *args], capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
-def test_help_mentions_every_field(name, help_text):
+def test_train_help_mentions_every_field(name, help_text):
     assert f"--{name.replace('_', '-')}" in help_text
 
 
@@ -169,22 +207,22 @@ def help_text():
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_sets_the_flags_that_are_not_given(preset):
-    assert cli.parse_config(["--preset", preset]) == Config.from_preset(preset)
-    assert cli.parse_config([f"--preset={preset}", "--seed", "4"]) == dataclasses.replace(
+def test_parse_config_takes_from_the_preset_what_no_flag_sets(preset):
+    assert parse_config(["--preset", preset]) == Config.from_preset(preset)
+    assert parse_config([f"--preset={preset}", "--seed", "4"]) == dataclasses.replace(
         Config.from_preset(preset), seed=4
     )
 
 
-def test_a_flag_overrides_the_preset_wherever_it_stands():
+def test_parse_config_lets_a_flag_override_the_preset_in_any_order():
     for args in (["--num-envs", "7", "--preset", "pong-fast"], ["--preset", "pong-fast", "--num-envs", "7"]):
-        config = cli.parse_config(args)
+        config = parse_config(args)
         assert (config.num_envs, config.backend, config.frame_size) == (7, "native", 42)
 
 
-def test_resume_starts_from_the_config_of_the_run(tmp_path):
+def test_parse_config_starts_from_the_config_of_the_run_to_resume(tmp_path):
     config = Config(env="CartPole-v1", gamma=0.9, run_dir=tmp_path)
     (tmp_path / "config.json").write_text(config.to_json(), encoding="utf-8")
-    resumed = cli.parse_config(["--resume", str(tmp_path), "--total-env-steps", "99"])
+    resumed = parse_config(["--resume", str(tmp_path), "--total-env-steps", "99"])
     assert (resumed.env, resumed.gamma, resumed.total_env_steps) == ("CartPole-v1", 0.9, 99)
     assert resumed.resume == tmp_path and resumed.run_dir is None

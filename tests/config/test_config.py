@@ -1,29 +1,36 @@
-"""Every setting explains itself, every rule names what it refuses, and a config survives the disk."""
+"""Every setting has a help text and a range, bad values are refused by name, and a config survives JSON."""
 
 import ast
 import dataclasses
 import inspect
 import itertools
 import math
-import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, get_args, get_type_hints
 
 import pytest
 
 from a2c.config import config as module
 from a2c.config.config import Config
 from a2c.config.presets import PRESETS
-from a2c.config.validation import ABOVE_ZERO, FLOAT_RULES, INT_RULES, nearest
-from a2c.processes.start import available_cores
+from a2c.config.resolve import resolve
+from a2c.config.validation import Range, check, nearest
+from a2c.envs.atari import FRAME_SKIP
 
 FIELDS = [field.name for field in dataclasses.fields(Config)]
+HINTS = get_type_hints(Config, include_extras=True)
+RANGES = {name: note for name, hint in HINTS.items() for note in get_args(hint) if isinstance(note, Range)}
+INTEGERS = [name for name in RANGES if get_args(HINTS[name])[0] is int]
+FLOATS = [name for name in RANGES if name not in INTEGERS]
 CHOICES = ("preset", "algorithm", "backend", "network", "optimizer", "precision")
-# Switches and choices say their meaning in words; everything else names a unit or kind in parentheses.
+# The help of switches and choices is in words; that of all other settings names a unit or a kind in parentheses.
 WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "terminal_on_life_loss", "lr_decay", "cuda")
 
 
 def help_texts():
-    """Field name: the string that stands right under the field."""
+    """Field name: the string right below the field."""
     tree = ast.parse(inspect.getsource(module))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config")
     texts = {}
@@ -34,35 +41,60 @@ def help_texts():
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_every_field_has_a_help_text_with_its_unit(name):
+def test_config_has_a_help_text_with_a_unit_for_every_field(name):
     text = help_texts()[name]
     assert text.endswith(".") and len(text) > 15 and "\n" not in text
     if name not in WITHOUT_UNIT:
         assert "(" in text and ")" in text
 
 
-def test_every_number_has_a_rule():
+def test_config_has_a_range_for_every_number():
     # A number without one would accept nonsense until it fails deep inside a run.
-    numbers = {field.name for field in dataclasses.fields(Config) if str(field.type).split(" ")[0] in ("int", "float")}
-    assert numbers == set(INT_RULES) | set(FLOAT_RULES)
+    numbers = {field.name for field in dataclasses.fields(Config) if {"int", "float"} & set(words(field.type))}
+    assert numbers == set(RANGES)
 
 
+def words(annotation):
+    return re.findall(r"\w+", annotation)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    good: Annotated[int, Range(0, 1)] = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class ForgottenOption:
+    weight: float | None = None
+
+
+@pytest.mark.parametrize(("settings", "name"), [(Forgotten(), "count"), (ForgottenOption(), "weight")])
+def test_check_raises_for_a_number_without_a_range(settings, name):
+    with pytest.raises(TypeError, match=rf"^{name} of {type(settings).__name__} must have a Range"):
+        check(settings)
+
+
+def test_max_episode_frames_is_at_least_one_step():
+    assert RANGES["max_episode_frames"].low == FRAME_SKIP
+
+
+OPEN = [name for name, allowed in RANGES.items() if allowed.above]
 BAD = [
-    *((name, low - 1) for name, (low, _) in INT_RULES.items()),
-    *((name, high + 1) for name, (_, high) in INT_RULES.items()),
-    *((name, bad) for name in INT_RULES for bad in (1.5, "3", True, None)),
-    *((name, low - 0.5) for name, (low, _) in FLOAT_RULES.items() if math.isfinite(low)),
-    *((name, high + 0.5) for name, (_, high) in FLOAT_RULES.items() if math.isfinite(high)),
-    *((name, bad) for name in FLOAT_RULES for bad in (math.nan, -math.inf, "0.5", True)),
-    *((name, math.inf) for name in FLOAT_RULES),
-    *((name, 0.0) for name in ABOVE_ZERO),
+    *((name, RANGES[name].low - 1) for name in INTEGERS),
+    *((name, RANGES[name].high + 1) for name in INTEGERS),
+    *((name, bad) for name in INTEGERS for bad in (1.5, "3", True, None)),
+    *((name, RANGES[name].low - 0.5) for name in FLOATS),
+    *((name, RANGES[name].high + 0.5) for name in FLOATS),
+    *((name, bad) for name in FLOATS for bad in (math.nan, math.inf, -math.inf, "0.5", True)),
+    *((name, RANGES[name].low) for name in OPEN),
     *((name, bad) for name in CHOICES for bad in ("nonsense", "", None)),
     *(("env", bad) for bad in ("", None, 3)),
 ]
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_a_bad_value_is_refused_with_field_rule_and_value(name, value):
+def test_config_refuses_a_bad_value_and_names_field_rule_and_value(name, value):
     with pytest.raises(ValueError) as refusal:
         Config(**{name: value})
     message = str(refusal.value)
@@ -70,19 +102,23 @@ def test_a_bad_value_is_refused_with_field_rule_and_value(name, value):
     assert f"got {value!r}" in message or f"got {value}" in message
 
 
-@pytest.mark.parametrize("name", [*INT_RULES, *FLOAT_RULES])
-def test_a_value_on_the_edge_is_accepted(name):
-    low, high = (INT_RULES | FLOAT_RULES)[name]
+@pytest.mark.parametrize("name", RANGES)
+def test_config_accepts_the_ends_of_a_range(name):
     rest = {"sliding_batch": {"gae_lambda": 1.0, "num_minibatches": 1}}.get(name, {})
-    for value in (low, high):
-        open_end = math.isinf(value) or (value == 0 and name in ABOVE_ZERO)
-        if not open_end:
+    for value in (RANGES[name].low, RANGES[name].high):
+        if name not in OPEN or value != RANGES[name].low:
             kept = getattr(Config(**{name: value, **rest}), name)
             assert kept == (min(value, Config.num_envs) if name == "num_minibatches" else value)
 
 
+@pytest.mark.parametrize("name", OPEN)
+def test_config_refuses_zero_where_a_range_is_above_it(name):
+    with pytest.raises(ValueError, match=f"^{name} must be above 0, got 0.0$"):
+        Config(**{name: 0.0})
+
+
 @pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}])
-def test_sliding_windows_refuse_what_they_cannot_do(wrong):
+def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
     good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1}
     assert Config(**good).sliding_batch == 32
     (name,) = wrong
@@ -90,12 +126,12 @@ def test_sliding_windows_refuse_what_they_cannot_do(wrong):
         Config(**good | wrong)
 
 
-def test_batches_are_at_most_the_environments():
+def test_config_limits_num_minibatches_to_num_envs():
     assert Config(num_envs=3).num_minibatches == 3
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_resolves_and_says_its_name(name):
+def test_from_preset_changes_exactly_what_the_preset_says(name):
     config = Config.from_preset(name)
     assert config.preset == name
     changed = {field for field in FIELDS if getattr(config, field) != getattr(Config(), field)} - {"preset"}
@@ -103,12 +139,12 @@ def test_a_preset_resolves_and_says_its_name(name):
     assert {field: getattr(config, field) for field in PRESETS[name]} == PRESETS[name]
 
 
-def test_an_unknown_preset_suggests_names():
+def test_from_preset_suggests_names_for_an_unknown_one():
     with pytest.raises(ValueError, match=r"preset must be one of .*, got 'pong-fats'; did you mean pong-fast"):
         Config.from_preset("pong-fats")
 
 
-def test_json_round_trip():
+def test_config_survives_json():
     config = Config(env="ALE/Pong-v5", run_dir="runs/x", sticky_actions=0.1, reward_clip=2.5, cuda=True, seed=7)
     again = Config.from_json(config.to_json())
     assert again == config and again.run_dir == Path("runs/x")
@@ -124,58 +160,37 @@ def test_json_round_trip():
         ('{"gamma": ', "Expecting value"),
     ],
 )
-def test_bad_json_is_refused(text, message):
+def test_from_json_refuses_bad_text(text, message):
     with pytest.raises(ValueError, match=message):
         Config.from_json(text)
 
 
-def test_pong_stops_at_18_unless_told_otherwise():
-    assert Config().target_score == Config(env="ALE/Pong-v5").target_score == 18.0
-    assert Config(env="BreakoutNoFrameskip-v4").target_score is None
-    assert Config(target_score=0.0).target_score == 0.0
+PONG_SHAPE = (4, 84, 84)
 
 
-def test_nearest_gives_close_names_or_all():
+def test_resolve_sets_a_target_score_for_pong_only():
+    for env in ("PongNoFrameskip-v4", "ALE/Pong-v5"):
+        assert Config(env=env).target_score is None
+        assert resolve(Config(env=env), PONG_SHAPE).target_score == 18.0
+    assert resolve(Config(env="BreakoutNoFrameskip-v4"), PONG_SHAPE).target_score is None
+    assert resolve(Config(target_score=0.0), PONG_SHAPE).target_score == 0.0
+
+
+def test_resolve_gives_a3c_one_thread_and_no_gpu():
+    for algorithm in ("a2c", "ga3c"):
+        config = resolve(Config(algorithm=algorithm, cuda=True, threads=3), PONG_SHAPE)
+        assert config.cuda and config.threads == 3
+    config = resolve(Config(algorithm="a3c", cuda=True, threads=3), PONG_SHAPE)
+    assert not config.cuda and config.threads == 1
+
+
+def test_resolve_leaves_nothing_open_and_changes_nothing_twice():
+    for shape in (PONG_SHAPE, (4,)):
+        config = resolve(Config(), shape)
+        assert (config.network, config.lstm_units) == (("atari", 256) if len(shape) == 3 else ("mlp", 16))
+        assert config.log_eps == 0.0 and resolve(config, shape) == config
+
+
+def test_nearest_returns_close_names_or_all():
     assert nearest("Pnog", ("Pong", "Breakout")) == "did you mean Pong?"
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
-
-
-ME = "/pod/container"
-CGROUPS = {  # name: (/proc/self/cgroup, files below /sys/fs/cgroup, cores)
-    "no quota": ("0::/\n", {"cpu.max": "max 100000"}, 16),
-    "v2, the root": ("0::/\n", {"cpu.max": "300000 100000"}, 3),
-    "v2, nested": (f"0::{ME}\n", {"pod/container/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4),
-    "v2, the smallest": (f"0::{ME}\n", {"pod/container/cpu.max": "500000 100000", "pod/cpu.max": "200000 100000"}, 2),
-    "v2, outside of the namespace": ("0::/../other\n", {"cpu.max": "200000 100000"}, 2),
-    "v1": ("4:cpu,cpuacct:/\n0::/\n", {"cpu,cpuacct/cpu.cfs": "600000 100000"}, 6),
-    "v1, nested": (f"3:cpuset:/\n4:cpu:{ME}\n", {"cpu/cpu.cfs": "-1 100000", "cpu/pod/cpu.cfs": "50000 100000"}, 1),
-    "v1, seen as the root": (f"4:cpu:{ME}\n", {"cpu/cpu.cfs": "250000 50000"}, 5),
-    "v1, another controller": ("9:cpuset:/\n", {"cpuset/cpu.cfs": "100000 100000"}, 16),
-    "less than half a core": ("0::/\n", {"cpu.max": "10000 100000"}, 1),
-    "nonsense": ("0::/\n", {"cpu.max": "x y z"}, 16),
-}
-
-
-@pytest.mark.parametrize("case", CGROUPS)
-def test_the_cores_of_a_container_are_those_of_its_groups(case, tmp_path, monkeypatch):
-    own, files, cores = CGROUPS[case]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "process_cpu_count", lambda: 16, raising=False)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(own)
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith(".cfs"):
-            for kind, value in zip(("quota", "period"), text.split(), strict=True):
-                path.with_name(f"cpu.cfs_{kind}_us").write_text(value + "\n")
-        else:
-            path.write_text(text + "\n")
-    assert available_cores(tmp_path) == cores
-
-
-def test_python_may_be_told_to_use_fewer_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    monkeypatch.setattr(os, "process_cpu_count", lambda: 3, raising=False)  # PYTHON_CPU_COUNT, from Python 3.13 on
-    assert available_cores(tmp_path) == 3

@@ -1,4 +1,4 @@
-"""Sticky actions: by ale-py's own rule, and part of what a snapshot holds."""
+"""Sticky actions: they follow ale-py's rule and are part of a snapshot."""
 
 import ale_py
 import numpy as np
@@ -20,7 +20,7 @@ def game(sticky, seed=0):
 
 
 def played(env, actions):
-    """What came back from each decision, and the emulator's state after the last."""
+    """What each step returned, and the emulator's state after the last."""
     return play(env, actions), env.unwrapped.ale.cloneState(include_rng=True).serialize()
 
 
@@ -32,7 +32,7 @@ def played(env, actions):
         pytest.param(0.5, 300, 50, marks=pytest.mark.slow),
     ],
 )
-def test_a_restored_game_with_sticky_actions_goes_on_exactly(sticky, restores, decisions):
+def test_atari_game_with_sticky_actions_is_restored_exactly(sticky, restores, decisions):
     straight, restored = game(sticky), game(sticky, seed=1)
     random = np.random.default_rng(2)
     parted = 0
@@ -45,7 +45,7 @@ def test_a_restored_game_with_sticky_actions_goes_on_exactly(sticky, restores, d
 
 
 @pytest.mark.parametrize("sticky", [0.25, 0.9])
-def test_a_frame_repeats_the_accepted_action_with_the_probability_that_is_set(sticky):
+def test_atari_game_repeats_the_last_action_with_the_probability_of_sticky_actions(sticky):
     env, frames, repeated = game(sticky).unwrapped, 3000, 0
     for _ in range(frames):
         wanted = (env.accepted + 1) % 4
@@ -65,7 +65,7 @@ def frames_until_the_paddle_moves(act, ale):
     return 200
 
 
-def test_the_delay_of_an_action_is_distributed_as_with_the_emulator_s_own_stickiness():
+def test_atari_game_delays_actions_as_the_emulator_s_own_sticky_actions_do():
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", 5)
     ale.setFloat("repeat_action_probability", 0.9)
@@ -84,7 +84,7 @@ def test_the_delay_of_an_action_is_distributed_as_with_the_emulator_s_own_sticki
 
 
 @pytest.mark.parametrize("sticky", [0.0, 1.0])
-def test_a_game_begins_with_the_no_op_and_the_fire_button_sticks_too(sticky):
+def test_atari_game_starts_with_the_no_op_and_repeats_it_instead_of_fire(sticky):
     env = game(sticky).unwrapped
     assert env.accepted == (0 if sticky else env.fire)
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_a_game_begins_with_the_no_op_and_the_fire_button_sticks_too(sticky):
     assert env.accepted == (0 if sticky else env.fire)
 
 
-def test_without_stickiness_no_number_is_drawn():
+def test_atari_game_without_sticky_actions_draws_no_random_number():
     env = game(0.0)
     before = env.unwrapped.np_random.bit_generator.state
     for _ in range(5):

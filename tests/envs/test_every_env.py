@@ -1,4 +1,4 @@
-"""Every discrete environment that gymnasium ships trains, and what cannot be made is refused in one line."""
+"""Every discrete environment that gymnasium ships trains, and every other is refused in one line."""
 
 import gymnasium as gym
 import pytest
@@ -9,7 +9,7 @@ from a2c.envs.single import find_spec, is_atari, make_env
 from a2c.run.checkpoint import load_checkpoint
 
 IDS = [name for name, spec in gym.registry.items() if not is_atari(spec)]
-PLAYED = {  # what the documented install brings; the others need jax, Box2D or MuJoCo, or are continuous
+PLAYED = {  # with the documented installation; the others need jax, Box2D or MuJoCo, or are continuous
     *(
         "CartPole-v0",
         "CartPole-v1",
@@ -23,7 +23,7 @@ PLAYED = {  # what the documented install brings; the others need jax, Box2D or 
 }
 
 
-def test_every_id_of_gymnasium_can_be_made_or_is_refused_in_one_line():
+def test_make_env_makes_every_id_of_gymnasium_or_refuses_it_in_one_line():
     made = set()
     for name in IDS:
         try:
@@ -36,7 +36,7 @@ def test_every_id_of_gymnasium_can_be_made_or_is_refused_in_one_line():
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_every_discrete_environment_trains_and_resumes(name, tmp_path, capsys):
+def test_train_runs_and_resumes_on_every_discrete_environment(name, tmp_path, capsys):
     try:
         make_env(Config(env=name, backend="sync"), find_spec(name), 0).close()
     except ValueError as error:
@@ -48,7 +48,7 @@ def test_every_discrete_environment_trains_and_resumes(name, tmp_path, capsys):
     assert "its games go on" in capsys.readouterr().out
 
 
-def test_an_id_whose_import_fails_is_refused_in_one_line(tmp_path, capsys):
+def test_train_refuses_an_id_whose_import_fails_in_one_line(tmp_path, capsys):
     assert cli.train(["--env", "Ant-v2", "--backend", "sync", "--run-dir", str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: env must be an id that can be made here, got 'Ant-v2'") and err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Which environments start, which are refused, and what their worker processes do and leave behind."""
+"""Which environments start, which are refused, how their worker processes behave and end."""
 
 import contextlib
 import multiprocessing
@@ -31,15 +31,12 @@ from a2c.envs.single import find_spec, make_env, probe_spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.processes.errors import WorkerError
-from a2c.processes.start import worker_context
 
 SCRIPT = """
 import torch, psutil, sys
 with open(sys.argv[1], "a") as log:
     log.write("main\\n")
 import numpy as np
-from a2c.envs.single import find_spec
-from a2c.envs.single import make_env
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
 envs = make_envs(Config(num_envs=3))
@@ -53,7 +50,7 @@ envs.close()
 """
 
 
-def test_an_unknown_id_gives_the_nearest_names_and_starts_no_process():
+def test_make_envs_names_the_nearest_ids_for_an_unknown_one_and_starts_no_process():
     before = psutil.Process().children(recursive=True)
     for bad, near in (
         ("PongNoFrameskp-v4", "PongNoFrameskip-v4"),
@@ -66,12 +63,12 @@ def test_an_unknown_id_gives_the_nearest_names_and_starts_no_process():
 
 
 @pytest.mark.parametrize("backend", ["async", "sync"])
-def test_a_continuous_action_space_is_refused(backend):
+def test_make_envs_refuses_continuous_actions(backend):
     with pytest.raises(ValueError, match="env must have a discrete action space, got Box"):
         make_envs(Config(env="MountainCarContinuous-v0", backend=backend, num_envs=2))
 
 
-def test_an_environment_that_is_refused_is_closed(monkeypatch):
+def test_make_envs_closes_an_environment_that_it_refuses(monkeypatch):
     closed = []
     monkeypatch.setattr(Continuous_MountainCarEnv, "close", lambda self: closed.append(self))
     with pytest.raises(ValueError, match="discrete"):
@@ -79,27 +76,27 @@ def test_an_environment_that_is_refused_is_closed(monkeypatch):
     assert len(closed) == 1
 
 
-def test_native_refuses_what_ale_py_cannot_play():
+def test_make_envs_refuses_backend_native_for_other_than_atari_games():
     with pytest.raises(ValueError, match="backend must be async or sync for CartPole-v1"):
         make_envs(Config(env="CartPole-v1", backend="native", num_envs=2))
 
 
 @pytest.mark.parametrize("backend", ["async", "sync"])
-def test_cartpole_plays_and_its_lengths_are_its_scores(backend):
+def test_make_envs_reports_episodes_of_cartpole_with_score_equal_to_length(backend):
     with contextlib.closing(make_envs(Config(env="CartPole-v1", backend=backend, num_envs=2))) as envs:
         obs, _ = envs.reset()
         assert obs.shape == (2, 4) and obs.dtype == np.float32
         infos = [envs.step(np.array([t % 2, 0]))[4] for t in range(80)]
-    games = [game for info in infos for game in info["episodes"]]
-    assert len(games) >= 3 and all(game.score == game.length > 0 for game in games)
+    episodes = [episode for info in infos for episode in info["episodes"]]
+    assert len(episodes) >= 3 and all(episode.score == episode.length > 0 for episode in episodes)
 
 
-def test_another_autoreset_mode_is_refused():
+def test_monitored_vector_env_refuses_another_autoreset_mode():
     with pytest.raises(ValueError, match=r"autoreset_mode must be SAME_STEP, got .*NEXT_STEP"):
         MonitoredVectorEnv(SyncVectorEnv([lambda: CountingEnv(0, 3)]))
 
 
-def test_native_instances_do_not_share_metadata():
+def test_make_envs_native_does_not_share_metadata_between_instances():
     # The class of ale-py writes the mode of the newest instance into one dictionary.
     with contextlib.closing(make_envs(Config(backend="native", num_envs=1))) as ours:
         other = AtariVectorEnv("pong", 1, autoreset_mode=AutoresetMode.NEXT_STEP)
@@ -109,7 +106,7 @@ def test_native_instances_do_not_share_metadata():
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_environments_can_be_sent_to_processes_of_every_start_method(method):
+def test_make_env_can_be_sent_to_processes_of_every_start_method(method):
     config = Config(num_envs=2)
     factories = [partial(make_env, config, find_spec(config.env), seed) for seed in range(2)]
     vector = AsyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP, context=method)
@@ -119,7 +116,7 @@ def test_environments_can_be_sent_to_processes_of_every_start_method(method):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="reads /proc")
-def test_workers_import_neither_torch_nor_the_script_that_started_them(tmp_path):
+def test_make_envs_workers_import_neither_torch_nor_the_script_that_started_them(tmp_path):
     # The script has torch and no main guard: a worker that imported it would load the one and trip over the other.
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(SCRIPT, encoding="utf-8")
@@ -138,13 +135,13 @@ def test_workers_import_neither_torch_nor_the_script_that_started_them(tmp_path)
     assert log.read_text(encoding="utf-8") == "main\n"
 
 
-def test_starting_workers_leaves_the_main_module_as_it_was():
+def test_make_envs_leaves_the_main_module_as_it_was():
     before = {name: vars(sys.modules["__main__"]).get(name) for name in ("__file__", "__spec__", "__name__")}
     make_envs(Config(env="CartPole-v1", num_envs=1)).close()
     assert {name: vars(sys.modules["__main__"]).get(name) for name in before} == before
 
 
-def test_workers_die_with_close():
+def test_close_ends_the_workers():
     envs = make_envs(Config(env="CartPole-v1", num_envs=3))
     workers = list(envs.env.processes)
     assert len(workers) == 3 and all(worker.is_alive() for worker in workers)
@@ -154,7 +151,7 @@ def test_workers_die_with_close():
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_outlive_a_signal_to_the_whole_group(method, monkeypatch):
+def test_make_envs_workers_ignore_a_signal_to_the_whole_group(method, monkeypatch):
     if method == "spawn":
         monkeypatch.setattr("a2c.envs.make.worker_context", lambda preload: "spawn")
     with contextlib.closing(make_envs(Config(env="CartPole-v1", num_envs=2))) as envs:
@@ -167,81 +164,26 @@ def test_workers_outlive_a_signal_to_the_whole_group(method, monkeypatch):
         for _ in range(20):
             envs.step(np.array([0, 1]))
         assert all(worker.is_alive() for worker in workers)
-        envs.close(terminate=True)  # by force, although they ignore the signal that gymnasium would send
+        envs.close(terminate=True)  # although they ignore the signal that gymnasium would send
         assert not any(psutil.pid_exists(worker.pid) for worker in workers)
 
 
-def test_a_program_that_does_not_close_its_environments_ends():
+def test_make_envs_lets_a_program_end_that_does_not_close_them():
     code = "from a2c.envs.make import make_envs; from a2c.config.config import Config; "
     code += "envs = make_envs(Config(env='CartPole-v1', num_envs=2)); envs.reset(); print('made')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "made\n"
 
 
-def test_macos_spawns_its_workers(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert worker_context([]) == "spawn"
-
-
-USERS = """
-import multiprocessing, os, signal, time
-from multiprocessing import forkserver
-from a2c.config.config import Config
-from a2c.envs.make import make_envs
-
-make_envs(Config(env="CartPole-v1", num_envs=1)).close()
-context = multiprocessing.get_context("forkserver")
-for number in (signal.SIGTERM, signal.SIGINT):
-    for pause in (0, 0.5):
-        process = context.Process(target=time.sleep, args=(60,))
-        process.start()
-        time.sleep(pause)
-        os.kill(process.pid, number)
-        process.join(10)
-        print(process.exitcode)
-        process.kill()
-os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
-with context.Pool(1) as pool:
-    print(pool.map(abs, [-1]))
-"""
-
-
-def test_other_processes_of_the_fork_server_hear_signals(tmp_path):
-    done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == ["-15", "-15", "1", "1", "[1]"], done.stderr
-
-
-CLEAN_UP = """
-import multiprocessing, signal, sys, time
-import a2c.processes.start
-
-def work(ready):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("cleaned up")))
-    ready.set()
-    time.sleep(60)
-
-context = multiprocessing.get_context("fork")
-ready = context.Event()
-context.Process(target=work, args=(ready,), daemon=True).start()
-ready.wait()
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
-def test_daemons_that_are_not_ours_end_in_order():
-    done = subprocess.run([sys.executable, "-c", CLEAN_UP], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("cleaned up\n", "")
-
-
 def bystander_or_failure():
-    """In the parent, where gymnasium makes an environment first, somebody else's child starts; workers fail."""
+    """Starts a child of another program in the parent, where gymnasium makes an environment first; fails in workers."""
     if multiprocessing.parent_process() is not None:
         raise ValueError("not here")
     multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="bystander", daemon=True).start()
     return CountingEnv(0, 3)
 
 
-def test_a_start_that_fails_leaves_other_children_alone():
+def test_make_envs_leaves_other_children_alone_when_a_start_fails():
     gym.register("Bystander-v0", entry_point=bystander_or_failure)
     with pytest.raises(WorkerError, match="died"):
         make_envs(Config(env="Bystander-v0", num_envs=1))
@@ -252,7 +194,7 @@ def test_a_start_that_fails_leaves_other_children_alone():
         child.join()
 
 
-def test_workers_end_although_a_compute_thread_hangs(monkeypatch):
+def test_a2c_close_ends_the_workers_although_a_compute_thread_hangs(monkeypatch):
     config = parse_config(["--preset", "cartpole", "--backend", "async", "--num-envs", "2", "--threads", "1"])
     spaces = probe_spaces(config)
     config = resolve(config, spaces.obs_shape)
@@ -275,8 +217,7 @@ LIMITED = """
 import resource, sys
 import numpy as np
 from a2c.config.config import Config
-from a2c.envs.make import make_envs
-from a2c.envs.make import make_groups
+from a2c.envs.make import make_envs, make_groups
 make_envs(Config(env="CartPole-v1", num_envs=1)).close()  # the fork server runs
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 try:
@@ -290,7 +231,7 @@ for envs in groups:
 """
 
 
-def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
+def test_make_groups_raises_a_low_limit_of_open_files_or_refuses():
     for most, said in (
         (4096, ""),
         (200, r"num_envs must leave files to open, got 60: 3\d\d open files are needed, 200 "),
@@ -305,7 +246,7 @@ def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_players_and_learners_get_the_files_they_need_or_are_refused(algorithm, tmp_path):
+def test_train_raises_a_low_limit_of_open_files_for_workers_or_refuses(algorithm, tmp_path):
     flags = f"--preset cartpole --algorithm {algorithm} --num-envs 40 --num-minibatches 20 --workers 20"
     flags += " --total-env-steps 100 --no-progress --run-dir"
     for most, said in ((4096, ""), (150, "workers and num_envs must leave files to open, got 20 and 40: .* 150 are")):

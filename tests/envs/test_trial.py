@@ -1,4 +1,4 @@
-"""Saved games that are damaged: refused in one line, in a process that may die of them, before anything starts."""
+"""Damaged saved episodes: refused in one line, by a process of their own that may crash, before anything starts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from a2c.envs import trial
 from a2c.envs.atari import STATE_LIMIT, pack, unpack
 from a2c.envs.single import find_spec, make_env
 from a2c.envs.snapshot import SnapshotWrapper
-from a2c.envs.trial import can_go_on
+from a2c.envs.trial import restores_exactly
 from a2c.run.checkpoint import load_checkpoint, save_checkpoint, to_arrays, to_tensors
 from a2c.run.trainer import Trainer
 
@@ -35,7 +35,7 @@ def game(seed=0, **changes):
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """A run of Breakout that has played 40 decisions, in games of 50."""
+    """A run of Breakout after 40 decisions, with episodes of 50."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     flags = [*FLAGS, "--max-episode-frames", "200", "--stop-after", "40", "--no-progress", "--run-dir", str(run_dir)]
     assert Trainer(parse_config(flags)).run() == 0
@@ -45,12 +45,12 @@ def run_dir(tmp_path_factory):
 WRONG = (None, -1, 2**40, 1.5, "text", [], {}, np.ones(3), pack(bytes(100)), True)
 
 
-def test_a_wrong_entry_is_refused_and_never_set():
+def test_snapshot_refuses_a_wrong_entry_and_never_sets_it():
     env, good = game(), game(1).snapshot
     for name in good[0]:
         for wrong in WRONG:
             if name == "emulator" and wrong is WRONG[-2]:
-                continue  # whole but wrong bytes are for a process that may die
+                continue  # wrong bytes with a valid checksum can crash the process
             env.snapshot = [{**good[0], name: wrong}]
             assert env.refusal and "\n" not in env.refusal and not env.exact, (name, wrong)
             assert env.unwrapped.frames.shape == (4, 84, 84) and env.unwrapped.pooled.shape == (210, 160)
@@ -58,7 +58,7 @@ def test_a_wrong_entry_is_refused_and_never_set():
         env.step(0)
 
 
-def test_a_damaged_byte_of_an_emulator_is_noticed_by_its_checksum():
+def test_unpack_notices_a_damaged_byte_by_the_checksum():
     packed = pack(game().unwrapped.ale.cloneState(include_rng=True).serialize())
     assert len(unpack(packed, STATE_LIMIT)) > 10_000
     for at in range(0, len(packed["zlib"]), 97):
@@ -68,17 +68,17 @@ def test_a_damaged_byte_of_an_emulator_is_noticed_by_its_checksum():
             content = unpack({**packed, "zlib": damaged}, STATE_LIMIT)
         except ValueError:
             continue
-        assert content == unpack(packed, STATE_LIMIT)  # a byte that means nothing
+        assert content == unpack(packed, STATE_LIMIT)  # a byte without a meaning
 
 
-def test_what_is_packed_small_and_unpacks_to_gigabytes_is_refused():
+def test_unpack_refuses_more_bytes_than_its_limit():
     content = bytes(STATE_LIMIT + 1)
     with pytest.raises(ValueError, match="checksum"):
         unpack({"zlib": np.frombuffer(zlib.compress(content), np.uint8), "crc32": zlib.crc32(content)}, STATE_LIMIT)
 
 
 class Deadly:
-    """Ends or stops the process that reads it."""
+    """Crashes or blocks the process that unpickles it."""
 
     def __init__(self, function, *arguments):
         self.function, self.arguments = function, arguments
@@ -87,24 +87,24 @@ class Deadly:
         return self.function, self.arguments
 
 
-def test_good_games_can_go_on():
-    games = [{"snapshots": [game(seed).snapshot for seed in range(3)]}, None]
-    assert can_go_on(Config(env=BREAKOUT), to_arrays(to_tensors(games)))
-    assert can_go_on(Config(env="CartPole-v1"), games)
+def test_restores_exactly_is_true_for_good_states():
+    states = [{"snapshots": [game(seed).snapshot for seed in range(3)]}, None]
+    assert restores_exactly(Config(env=BREAKOUT), to_arrays(to_tensors(states)))
+    assert restores_exactly(Config(env="CartPole-v1"), states)
 
 
 @pytest.mark.parametrize(
     ("what", "said"), [(Deadly(os.abort), r"died \(-6\)"), (Deadly(time.sleep, 1e6), "hung"), ([], "ValueError")]
 )
-def test_games_that_end_or_stop_their_process_are_refused(what, said, monkeypatch):
+def test_restores_exactly_refuses_states_that_crash_or_hang_their_process(what, said, monkeypatch):
     monkeypatch.setattr(trial, "START_TIMEOUT", 3.0)
     if what == []:
         monkeypatch.undo()
     with pytest.raises(ValueError, match=said):
-        can_go_on(Config(env=BREAKOUT, env_timeout=1.0 if what else 60.0), [{"snapshots": [what]}])
+        restores_exactly(Config(env=BREAKOUT, env_timeout=1.0 if what else 60.0), [{"snapshots": [what]}])
 
 
-def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, capsys):
+def test_train_refuses_to_resume_damaged_episodes_before_anything_starts(run_dir, capsys):
     state = load_checkpoint(run_dir / "latest.pt")
     content = (run_dir / "latest.pt").read_bytes()
     state["collector"]["envs"][0]["snapshots"][1][0]["frames"] = pack(bytes(7))
@@ -114,7 +114,7 @@ def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, cap
     assert cli.train(["--resume", str(run_dir), "--stop-after", "80"]) == 2
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
     out, err = capsys.readouterr()
-    assert err.startswith("error: checkpoint ") and "game 1: ValueError: a picture must have" in err
+    assert err.startswith("error: checkpoint ") and "environment 1: ValueError: frames must have" in err
     assert err.count("\n") == 1 and "resumed" not in out
     (run_dir / "latest.pt").write_bytes(content)
 
@@ -130,7 +130,7 @@ def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, cap
         pytest.param("record", 60, marks=pytest.mark.slow),
     ],
 )
-def test_a_damaged_atari_checkpoint_ends_in_order_or_in_one_line(command, cases, run_dir):
+def test_commands_work_or_end_in_one_line_with_a_damaged_atari_checkpoint(command, cases, run_dir):
     first = 0 if command == "train" else 100
     order = [sys.executable, str(FUZZ), command, str(run_dir), str(first), str(first + cases)]
     done = subprocess.run(order, capture_output=True, text=True)

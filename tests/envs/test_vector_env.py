@@ -1,4 +1,4 @@
-"""One contract for every backend: what a step returns, how games end, what is refused."""
+"""The contract of the vector environment on every backend: what a step returns, how episodes end, what is refused."""
 
 import contextlib
 import faulthandler
@@ -13,8 +13,9 @@ from toys import TinyNet, counting_envs
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.envs.make import make_envs, make_groups, row_seeds
+from a2c.envs.make import make_envs, make_groups, run_seeds
 from a2c.envs.single import find_spec, make_env
+from a2c.processes.errors import WorkerError
 
 BACKENDS = ("async", "native", "sync")
 PONG, BREAKOUT, FREEWAY = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "FreewayNoFrameskip-v4"
@@ -34,7 +35,7 @@ def random_actions(steps, rows, n_actions, seed=0):
 
 
 def play(envs, actions):
-    """Step through `actions [T, N]`; a list of everything that came back, obs copied."""
+    """Step through `actions [T, N]`; a list of everything that was returned, obs copied."""
     obs, _ = envs.reset()
     trace = [(np.array(obs),)]
     for row in actions:
@@ -59,12 +60,12 @@ def play_by_hand(config, actions):
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def breakout(request):
-    """290 random decisions: row 0 is cut off after 165, row 1 loses its games after 137 and 140 more."""
+    """290 random steps: row 0 is truncated after 165, row 1 is terminated after 137 and 140 more."""
     with playing(BREAKOUT, backend=request.param, max_episode_frames=660) as envs:
         yield play(envs, random_actions(290, 2, 4, seed=1))
 
 
-def test_shapes_and_dtypes(breakout):
+def test_step_returns_the_shapes_and_dtypes_of_the_contract(breakout):
     assert breakout[0][0].shape == (2, 4, 84, 84) and breakout[0][0].dtype == np.uint8
     for obs, rewards, terminated, truncated, info in breakout[1:]:
         assert obs.shape == (2, 4, 84, 84) and obs.dtype == np.uint8
@@ -73,7 +74,7 @@ def test_shapes_and_dtypes(breakout):
         assert set(info) == {"final_obs", "episodes"}
 
 
-def test_an_observation_behind_an_end_begins_a_game_and_no_other_does(breakout):
+def test_step_returns_the_first_observation_of_the_next_episode_after_an_end_and_only_then(breakout):
     ended = 0
     for obs, _, terminated, truncated, _ in breakout[1:]:
         for row in range(2):
@@ -83,7 +84,7 @@ def test_an_observation_behind_an_end_begins_a_game_and_no_other_does(breakout):
     assert ended >= 3
 
 
-def test_the_final_observation_is_there_for_exactly_the_rows_that_ended(breakout):
+def test_final_obs_holds_exactly_the_rows_that_ended(breakout):
     for obs, _, terminated, truncated, info in breakout[1:]:
         assert set(info["final_obs"]) == set(np.flatnonzero(terminated | truncated))
         for row, final in info["final_obs"].items():
@@ -91,8 +92,8 @@ def test_the_final_observation_is_there_for_exactly_the_rows_that_ended(breakout
             assert final[:3].any() and not np.array_equal(final, obs[row])
 
 
-def test_the_final_observation_of_a_cut_game_shows_what_the_last_decision_did(breakout):
-    # The FIRE frame puts the cut inside a decision; the paddle moves in it all the same.
+def test_final_obs_of_a_truncated_episode_shows_what_the_last_step_did(breakout):
+    # Because of the FIRE frame, the limit of frames falls inside a step, in which the paddle still moves.
     cuts = 0
     for (before, *_), (_, _, _, truncated, info) in itertools.pairwise(breakout):
         for row, final in info["final_obs"].items():
@@ -102,34 +103,34 @@ def test_the_final_observation_of_a_cut_game_shows_what_the_last_decision_did(br
     assert cuts >= 1
 
 
-def test_a_game_is_as_long_as_the_decisions_between_two_ends(breakout):
-    # A junk transition after an autoreset would show as a decision that belongs to no game.
+def test_episode_length_is_the_number_of_steps_between_two_ends(breakout):
+    # A transition between two episodes would show as a step that belongs to neither.
     began = [0, 0]
     for t, (_, _, terminated, truncated, info) in enumerate(breakout[1:], start=1):
-        ended = {game.env: game for game in info["episodes"]}
+        ended = {episode.env: episode for episode in info["episodes"]}
         assert set(ended) == set(np.flatnonzero(terminated | truncated))
-        for row, game in ended.items():
-            assert game.length == t - began[row]
+        for row, episode in ended.items():
+            assert episode.length == t - began[row]
             began[row] = t
     assert began == [165, 277]
 
 
-def test_scores_of_games_and_of_running_games_sum_to_all_raw_rewards():
+def test_episode_scores_and_running_scores_sum_to_all_raw_rewards():
     # SpaceInvaders pays 5 to 30 points, so a clipped reward would show.
     actions = random_actions(150, 2, 6)
     for backend in ("native", "sync"):
         with playing("SpaceInvadersNoFrameskip-v4", backend=backend, max_episode_frames=300) as envs:
             trace = play(envs, actions)[1:]
             rewards = np.stack([step[1] for step in trace])
-            finished = sum(game.score for step in trace for game in step[4]["episodes"])
+            finished = sum(episode.score for step in trace for episode in step[4]["episodes"])
             assert finished > 0 and finished + envs.scores.sum() == rewards.sum()
             assert rewards.max() >= 5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("env", "frames", "size"), [(PONG, 108_000, 84), (FREEWAY, 400, 42), (BREAKOUT, 108_000, 84)])
-def test_every_pixel_reward_and_flag_equals_the_unvectorised_wrappers(backend, env, frames, size):
-    # noop_max=0, because the backends draw their no-ops differently. Freeway is cut off, Breakout is lost.
+def test_step_equals_the_unvectorised_environment_in_every_pixel_reward_and_flag(backend, env, frames, size):
+    # noop_max=0, because the backends draw their no-ops differently. Freeway is truncated, Breakout terminated.
     settings = {"backend": backend, "max_episode_frames": frames, "frame_size": size}
     with playing(env, **settings) as envs:
         actions = random_actions(250, 2, envs.single_action_space.n, seed=2)
@@ -146,15 +147,15 @@ def test_every_pixel_reward_and_flag_equals_the_unvectorised_wrappers(backend, e
             assert (rewards[row], terminated[row], truncated[row]) == (want_reward, want_terminated, want_truncated)
             if want_final is not None:
                 ends += 1
-                # ale-py cuts before the last frame of a decision, so it pools other frames into the newest one.
+                # ale-py truncates before the last frame of a step, so it pools other frames into the newest one.
                 exact = slice(3) if backend == "native" and want_truncated else slice(4)
                 assert np.array_equal(info["final_obs"][row][exact], want_final[exact])
     assert ends >= 2 or env == PONG
 
 
 @pytest.mark.parametrize("env_id", ["MsPacmanNoFrameskip-v4", "ALE/Freeway-v5"])
-def test_a_game_without_fire_equals_gymnasiums_wrappers(env_id):
-    """Pixels, rewards and ends over several games, no-ops included; sticky actions are drawn by another generator."""
+def test_make_env_equals_gymnasiums_wrappers_in_a_game_without_fire(env_id):
+    """Pixels, rewards and ends over several episodes, no-ops included, without sticky actions."""
     config = Config(env=env_id, max_episode_frames=4 * 300, sticky_actions=0.0)
     ours = make_env(config, find_spec(env_id), 5)
     stock = gym.make(env_id, frameskip=1, obs_type="grayscale", repeat_action_probability=0.0)
@@ -176,15 +177,15 @@ def test_a_game_without_fire_equals_gymnasiums_wrappers(env_id):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_seed_decides_the_games_and_rows_differ(backend):
-    actions = random_actions(60, 1, 6).repeat(2, axis=1)  # the same decisions in every row
+def test_reset_seed_determines_the_episodes_and_rows_differ(backend):
+    actions = random_actions(60, 1, 6).repeat(2, axis=1)  # the same actions in every row
     changes = {"backend": backend, "noop_max": 30, "max_episode_frames": 120}
 
     def observations(seed, times=1):
         with playing(**changes, seed=seed) as envs:
             return [np.stack([step[0] for step in play(envs, actions)]) for _ in range(times)]
 
-    first, again = observations(5, times=2)  # reset() alone plays the same games again
+    first, again = observations(5, times=2)  # reset() alone repeats the same episodes
     assert np.array_equal(first, again)
     assert np.array_equal(first, observations(5)[0])
     assert not np.array_equal(first, observations(6)[0])
@@ -192,7 +193,7 @@ def test_a_seed_decides_the_games_and_rows_differ(backend):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_native_games_do_not_depend_on_the_number_of_threads(threads):
+def test_step_native_does_not_depend_on_the_number_of_threads(threads):
     actions = random_actions(60, 8, 6)
     traces = []
     for count in (1, threads):
@@ -203,7 +204,7 @@ def test_native_games_do_not_depend_on_the_number_of_threads(threads):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bad_actions_are_refused_and_nothing_hangs(backend):
+def test_step_refuses_bad_actions_and_does_not_hang(backend):
     bad = [[0], [0, 0, 0], [[0, 0]], [0.0, 1.0], [True, False], [0, 6], [-1, 0], np.array([0, 2**40]), [0, None]]
     faulthandler.dump_traceback_later(60, exit=True)  # ale-py's threads cannot be interrupted otherwise
     with playing(backend=backend) as envs:
@@ -219,27 +220,27 @@ def test_bad_actions_are_refused_and_nothing_hangs(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "sync"])
-def test_a_lost_life_ends_an_episode_but_not_the_game(backend):
+def test_terminal_on_life_loss_sets_terminated_without_ending_the_episode(backend):
     actions = random_actions(250, 2, 4, seed=2)
     with playing(BREAKOUT, backend=backend) as envs:
-        games = play(envs, actions)[1:]
+        whole = play(envs, actions)[1:]
     with playing(BREAKOUT, backend=backend, terminal_on_life_loss=True) as envs:
         lives = play(envs, actions)[1:]
     lost = 0
-    for (obs, rewards, over, _, whole), (same_obs, same_rewards, terminated, _, info) in zip(games, lives, strict=True):
+    for (obs, rewards, over, _, same), (same_obs, same_rewards, terminated, _, info) in zip(whole, lives, strict=True):
         assert np.array_equal(obs, same_obs) and np.array_equal(rewards, same_rewards)
-        assert info["episodes"] == whole["episodes"]
+        assert info["episodes"] == same["episodes"]
         assert set(info["final_obs"]) == set(np.flatnonzero(terminated))
         for row in np.flatnonzero(terminated & ~over):
             assert np.array_equal(info["final_obs"][row], obs[row])
             lost += 1
-    finished = [game for step in games for game in step[4]["episodes"]]
-    assert {game.env for game in finished} == {0, 1}
-    assert lost >= 4 * len(finished)  # Breakout has five lives, the last of which ends the game
+    finished = [episode for step in whole for episode in step[4]["episodes"]]
+    assert {episode.env for episode in finished} == {0, 1}
+    assert lost >= 4 * len(finished)  # Breakout has five lives, the last of which ends the episode
 
 
 @pytest.mark.parametrize("backend", ["async", "sync"])
-def test_a_life_that_is_lost_in_the_decision_that_is_cut_off_ends_the_episode_for_the_learner(backend):
+def test_terminal_on_life_loss_sets_terminated_in_a_step_that_is_truncated_too(backend):
     actions = random_actions(120, 1, 4, seed=2)
     with playing(BREAKOUT, backend="sync", terminal_on_life_loss=True, num_envs=1) as envs:
         lost = next(t for t, step in enumerate(play(envs, actions)[1:], start=1) if step[2][0])
@@ -253,7 +254,7 @@ def test_a_life_that_is_lost_in_the_decision_that_is_cut_off_ends_the_episode_fo
 
 
 @pytest.mark.parametrize("backend", ["async", "sync"])
-def test_the_final_observation_of_an_environment_with_one_array_is_not_that_of_the_reset(backend):
+def test_final_obs_is_not_overwritten_by_the_reset_of_an_environment_with_one_array(backend):
     gym.register("Reusing-v0", entry_point="toys:ReusingEnv")
     config = Config(env="Reusing-v0", backend=backend, num_envs=2, threads=1, precision="float32")
     compute = Compute(config)
@@ -265,8 +266,8 @@ def test_the_final_observation_of_an_environment_with_one_array_is_not_that_of_t
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sticky_actions_follow_the_id_unless_they_are_set(backend):
-    # With nothing else random, two games with the same decisions part only where actions stick.
+def test_sticky_actions_are_those_of_the_id_unless_they_are_set(backend):
+    # With nothing else random, two episodes with the same actions differ only where actions are repeated.
     actions = random_actions(40, 1, 6).repeat(2, axis=1)
     cases = ((PONG, None, False), (PONG, 0.5, True), ("ALE/Pong-v5", None, True), ("ALE/Pong-v5", 0.0, False))
     for env, sticky, parts in cases:
@@ -275,7 +276,7 @@ def test_sticky_actions_follow_the_id_unless_they_are_set(backend):
         assert np.array_equal(obs[0], obs[1]) != parts, (env, sticky)
 
 
-def test_a_decision_is_four_frames_and_v5_repeats_actions_with_probability_a_quarter():
+def test_step_is_four_frames_and_v5_has_sticky_actions_of_a_quarter():
     with playing("ALE/Pong-v5", backend="sync", num_envs=1) as envs:
         envs.reset()
         game = envs.env.envs[0].unwrapped
@@ -286,20 +287,51 @@ def test_a_decision_is_four_frames_and_v5_repeats_actions_with_probability_a_qua
         assert ale.getEpisodeFrameNumber() == before + 4
 
 
-def test_games_are_counted_from_raw_rewards():
+def test_episode_scores_are_sums_of_raw_rewards():
     envs = counting_envs(2, 3)
     trace = play(envs, np.full((6, 2), 4))[1:]
-    games = [game for step in trace for game in step[4]["episodes"]]
-    assert [tuple(game) for game in games] == [(0, 18.0, 2), (1, 42.0, 3), (0, 18.0, 2), (0, 18.0, 2), (1, 42.0, 3)]
+    episodes = [episode for step in trace for episode in step[4]["episodes"]]
+    assert [tuple(episode) for episode in episodes] == [
+        (0, 18.0, 2),
+        (1, 42.0, 3),
+        (0, 18.0, 2),
+        (0, 18.0, 2),
+        (1, 42.0, 3),
+    ]
 
 
-def test_groups_of_environments_keep_the_seeds_of_the_whole():
+def test_make_groups_gives_the_groups_the_seeds_of_the_whole():
     config = Config(env="CartPole-v1", backend="sync", num_envs=7, seed=3)
     groups = make_groups(config, 3)
     assert [envs.num_envs for envs in groups] == [3, 2, 2]
-    assert [seed for envs in groups for seed in envs.seeds] == row_seeds(config)
+    assert [seed for envs in groups for seed in envs.seeds] == run_seeds(config).envs
 
 
-def test_neighbouring_run_seeds_and_resumed_runs_share_no_environment():
-    seeds = [row_seeds(Config(seed=seed), env_steps) for seed in (0, 1) for env_steps in (0, 1000)]
+def test_run_seeds_of_neighbouring_and_resumed_runs_share_no_environment_seed():
+    seeds = [run_seeds(Config(seed=seed), env_steps).envs for seed in (0, 1) for env_steps in (0, 1000)]
     assert len({seed for row in seeds for seed in row}) == 4 * 50
+
+
+def test_run_seeds_sample_differently_in_every_part_and_after_a_resumption():
+    seeds = [run_seeds(Config(seed=3), env_steps) for env_steps in (0, 1000)]
+    assert [run.sampling() for run in seeds] == [3, 1003]
+    assert len({run.sampling(part) for run in seeds for part in range(20)}) == 40
+
+
+def test_abandon_ends_a_wait_for_a_worker_and_close_still_works():
+    with playing("CartPole-v1", backend="async") as envs:
+        envs.reset()
+        workers = list(envs.env.processes)
+        envs.abandon()
+        with pytest.raises(WorkerError, match="died"):
+            envs.step(np.array([0, 1]))
+        envs.close()
+        assert envs.broken and not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("backend", ["native", "sync"])
+def test_kill_does_nothing_without_worker_processes(backend):
+    with playing(backend=backend) as envs:
+        envs.reset()
+        envs.kill()
+        envs.step(np.array([0, 1]))

@@ -1,4 +1,4 @@
-"""An environment that fails on order. Workers import this module: nothing heavy may enter it."""
+"""Environments and workers that fail on demand. Worker processes import this module: nothing heavy may be imported."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class TroubledEnv(gym.Env):
-    """CartPole whose 150th step raises, or sleeps for ever, when the file of this test says so."""
+    """CartPole whose 150th step raises, hangs or returns NaN where `file` holds the word for it."""
 
     def __init__(self, file: str) -> None:
         self.cartpole = gym.make("CartPole-v1").unwrapped
@@ -37,7 +37,7 @@ class TroubledEnv(gym.Env):
         return self.cartpole.step(action)
 
     def _order(self) -> str:
-        """What to do; "once" is an order for the first of all environments that takes its file away."""
+        """What to do; with "once" in it, the file is removed, so that only one environment fails."""
         try:
             what = Path(self.file).read_text()
             if "once" in what:
@@ -48,7 +48,7 @@ class TroubledEnv(gym.Env):
 
 
 class Flicker(gym.Env):
-    """Noise whose frames depend on the seed and the step alone; each game of 7 steps has its brightness."""
+    """Noise that depends on the seed and the step only; each episode of 7 steps has a brightness of its own."""
 
     observation_space, action_space = gym.spaces.Box(0, 255, (1, 12, 12), np.uint8), gym.spaces.Discrete(2)
 
@@ -66,13 +66,13 @@ class Flicker(gym.Env):
 
 
 def half_a_message(pipe):
-    """A worker that is stopped inside of a message."""
+    """A worker that stops inside a message."""
     os.write(pipe.fileno(), (1_000_000).to_bytes(4, "big") + b"x" * 1000)
     time.sleep(1e6)
 
 
-def silence(pipe):
-    """A worker that never says anything."""
+def hang(pipe):
+    """A worker that never sends anything."""
     time.sleep(1e6)
 
 
@@ -83,18 +83,18 @@ def death(pipe):
 
 
 def mistake(pipe):
-    """A worker with a bug."""
+    """A worker that raises."""
     raise KeyError("nothing there")
 
 
 def two_words(first, second, pipe):
-    """A worker that does its part."""
+    """A worker that sends two messages and is done."""
     pipe.send(first)
     pipe.send(second)
 
 
-def chatter_or_silence(chatter, pipe):
-    """Two workers: one that always has something to say, one that stops after the first word."""
+def chatter_or_hang(chatter, pipe):
+    """A worker that sends messages without end, or hangs after the first."""
     pipe.send("first")
     while chatter:
         pipe.send("more")
@@ -102,8 +102,8 @@ def chatter_or_silence(chatter, pipe):
 
 
 def patience(pipe):
-    """Says a word, waits for leave, and then takes its time."""
-    pipe.send("a word")
+    """A worker that sends a message, waits for the reply, and takes its time for the next message."""
+    pipe.send("one")
     pipe.recv_bytes()
     time.sleep(1.4)
     pipe.send("another")

@@ -92,7 +92,7 @@ def test_trouble_that_passes_is_overcome(trouble, tmp_path, capsys):
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert out.count("started again at") == 1
-    said = {"raise once": "ValueError: the pole broke", "hang once": "no answer within 6 seconds", "die once": ""}
+    said = {"raise once": "ValueError: the pole broke", "hang once": "did not respond within 6 seconds", "die once": ""}
     assert said[trouble] in out
     assert "every environment starts a new game" in out  # CartPole inside an attribute: no snapshot sees it
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 16 * 20 * 10

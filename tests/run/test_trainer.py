@@ -152,7 +152,7 @@ def test_the_pong_preset_trains(tmp_path):
 def test_evaluate_prints_the_scores_of_a_run(run_dir, capsys):
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
     line = capsys.readouterr().out
-    assert line.startswith(f"13 games of {run_dir}: mean ") and line.count("\n") == 1
+    assert line.startswith(f"13 episodes of {run_dir}: mean ") and line.count("\n") == 1
     assert "standard deviation" in line and "min" in line and "max" in line
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
     assert capsys.readouterr().out == line  # seeded

@@ -1,4 +1,4 @@
-"""`a2c compare`: one table and one picture of several algorithms, and a stopped comparison goes on."""
+"""`a2c compare`: one table and one plot of several algorithms; a comparison that was stopped can be continued."""
 
 import csv
 import os
@@ -20,13 +20,13 @@ TINY = ["--preset", "cartpole", "--num-envs", "4", "--total-env-steps", "3000", 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """A finished comparison of all three."""
+    """A finished comparison of all three algorithms."""
     out = tmp_path_factory.mktemp("compare") / "out"
     assert cli.main(["compare", str(out), *TINY, "--seeds", "3"]) == 0
     return out
 
 
-def test_it_leaves_a_run_per_algorithm_a_table_and_a_picture(out):
+def test_compare_writes_a_run_per_algorithm_a_table_and_a_plot(out):
     assert {path.name for path in out.iterdir()} == {"a2c-3", "a3c-3", "ga3c-3", "compare.csv", "compare.png"}
     with open(out / "compare.csv", newline="", encoding="utf-8") as file:
         rows = {row["algorithm"]: row for row in csv.DictReader(file)}
@@ -37,12 +37,12 @@ def test_it_leaves_a_run_per_algorithm_a_table_and_a_picture(out):
         seconds = pytest.approx(float(row["seconds"]), abs=0.051)  # a tenth is what the table shows
         assert state["env_steps"] / float(row["steps_per_second"]) == seconds
         assert state["updates"] / float(row["updates_per_second"]) == seconds
-        assert row["steps_to_target"] == ""  # nobody stands for 475 after so short a time
+        assert row["steps_to_target"] == ""  # no run reaches 475 in so short a time
     assert float(rows["a2c"]["policy_lag"]) == 1.5  # four batches: 0, 1, 2, 3
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_command_takes_up_what_is_there(out, capfd):
+def test_compare_repeated_changes_no_finished_run(out, capfd):
     files = [out / f"{name}-3" / file for name in ("a2c", "a3c", "ga3c") for file in ("latest.pt", "episodes.csv")]
     before = [path.read_bytes() for path in files]
     assert cli.main(["compare", str(out), *TINY, "--seeds", "3"]) == 0
@@ -63,13 +63,13 @@ def test_the_same_command_takes_up_what_is_there(out, capfd):
         (["--total-env-steps", "9000"], "total_env_steps must be 3000"),
     ],
 )
-def test_other_flags_than_those_of_the_runs_that_are_there_are_refused(flags, said, out, capsys):
+def test_compare_refuses_flags_other_than_those_of_existing_runs(flags, said, out, capsys):
     assert cli.main(["compare", str(out), *TINY, "--seeds", "3", *flags]) == 2
     err = capsys.readouterr().err
     assert f"{said} as in the run" in err and err.count("\n") == 1
 
 
-def test_what_a_run_resolves_may_also_be_named(out):
+def test_compare_accepts_flags_that_repeat_what_a_run_resolved(out):
     named = [
         "--network",
         "mlp",
@@ -85,18 +85,18 @@ def test_what_a_run_resolves_may_also_be_named(out):
     assert cli.main(["compare", str(out), *TINY, "--seeds", "3", *named]) == 0
 
 
-def test_every_setting_but_those_that_change_no_number_is_compared():
+def test_compare_lets_only_settings_differ_that_change_no_result():
     assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every"}
 
 
-def test_a_later_stop_goes_on_with_the_runs(tmp_path):
+def test_compare_continues_its_runs_to_a_later_stop(tmp_path):
     flags = [*TINY, "--algorithms", "a2c"]
     for stop in (1024, 1024, 2048):  # rollouts of 128 decisions
         assert cli.main(["compare", str(tmp_path / "out"), *flags, "--stop-after", str(stop)]) == 0
         assert load_checkpoint(tmp_path / "out" / "a2c-0" / "latest.pt")["env_steps"] == stop
 
 
-def test_the_target_is_reached_where_a_hundred_games_say_so(out):
+def test_summarise_finds_where_the_mean_of_a_hundred_episodes_reaches_the_target(out):
     rows = [("0", "1", str(score), "9") for score in [500] * 60 + [100] * 40 + [500] * 94]
     with open(out / "a2c-3" / "episodes.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -113,16 +113,16 @@ def copy_of(out, tmp_path):
 
 
 @pytest.mark.parametrize("row", ["", "10,0,5,1\n", "inf,3,5,1\n", "0,3,5,1\n", "10,3,,1\n", "10,nan,5,1\n"])
-def test_metrics_without_a_row_of_numbers_are_refused_by_name(row, out, tmp_path):
+def test_summarise_refuses_metrics_without_a_finite_row(row, out, tmp_path):
     copy = copy_of(out, tmp_path)
-    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,lag\n" + row)
+    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,policy_lag\n" + row)
     with pytest.raises(ValueError, match=r"metrics\.csv must have a row with finite numbers above 0"):
         summarise(copy, ["a2c"], [3])
 
 
-def test_odd_rows_are_left_out_of_the_table(out, tmp_path):
+def test_summarise_leaves_out_rows_that_are_not_finite(out, tmp_path):
     copy = copy_of(out, tmp_path)
-    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,lag\n10,2,5,1\ninf,3,5,1\n")
+    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,policy_lag\n10,2,5,1\ninf,3,5,1\n")
     with open(copy / "a2c-3" / "episodes.csv", "w", encoding="utf-8") as file:
         file.write("env_steps,seconds,score,length\n" + "inf,1,500,9\n10,nan,500,9\n" + "20,2,500,9\n" * 100)
     (row,) = summarise(copy, ["a2c"], [3])
@@ -131,19 +131,19 @@ def test_odd_rows_are_left_out_of_the_table(out, tmp_path):
     report(copy, [row])
 
 
-def test_a_link_in_place_of_a_run_is_refused(out, tmp_path, capsys):
+def test_compare_refuses_a_symbolic_link_in_place_of_a_run(out, tmp_path, capsys):
     copy = copy_of(out, tmp_path)
     (copy / "a2c-3").rename(tmp_path / "elsewhere")
     (copy / "a2c-3").symlink_to(tmp_path / "elsewhere")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")}
     assert cli.main(["compare", str(copy), *TINY, "--seeds", "3", "--algorithms", "a2c"]) == 2
     err = capsys.readouterr().err
-    assert "a2c-3 must not be a link" in err and err.count("\n") == 1
+    assert "a2c-3 must not be a symbolic link" in err and err.count("\n") == 1
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")} == before
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory", "large"])
-def test_a_config_that_is_no_small_file_is_refused(kind, out, tmp_path, capsys):
+def test_compare_refuses_a_config_that_is_not_a_small_file(kind, out, tmp_path, capsys):
     copy = copy_of(out, tmp_path)
     path = copy / "a2c-3" / "config.json"
     path.unlink()
@@ -170,10 +170,10 @@ def test_a_config_that_is_no_small_file_is_refused(kind, out, tmp_path, capsys):
         (["--seeds", "-1"], "seed must be at least 0"),
         (["--algorithms", "a4c"], "a4c"),
         (["--algorithms"], "algorithms must be at least one"),
-        (["--seeds", "0", "0"], "seeds must be at least one, none of them twice, got '0 0'"),
+        (["--seeds", "0", "0"], "seeds must be at least one and all different, got '0 0'"),
     ],
 )
-def test_bad_flags_are_refused_before_anything_is_trained(flags, said, tmp_path, capsys):
+def test_compare_refuses_bad_flags_before_anything_is_trained(flags, said, tmp_path, capsys):
     assert cli.main(["compare", str(tmp_path / "out"), *flags]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and said in err
@@ -181,7 +181,7 @@ def test_bad_flags_are_refused_before_anything_is_trained(flags, said, tmp_path,
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
+def test_compare_stops_at_a_signal_together_with_its_run(sign, tmp_path):
     flags = [*TINY, "--total-env-steps", "1000000", "--algorithms", "a2c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
@@ -194,7 +194,7 @@ def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
     assert 0 < steps < 1_000_000
 
 
-def test_its_run_ends_with_it_when_it_is_killed(tmp_path):
+def test_compare_when_killed_stops_its_run(tmp_path):
     flags = [*TINY, "--total-env-steps", "100000000", "--target-score", "1000", "--algorithms", "a3c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
     comparison = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -19,7 +19,7 @@ from PIL import Image
 from a2c.cli import commands as cli
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
-from a2c.envs.make import row_seeds
+from a2c.envs.make import run_seeds
 from a2c.envs.single import find_spec, make_env
 from a2c.tools import record_video as recording
 from a2c.tools.load import load_policy
@@ -52,9 +52,9 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
     config = replace(config, seed=3, num_envs=1, threads=1)
     with closing(Compute(config)) as compute:
         net = make_replica(net, compute)  # in the precision in which it was trained
-    env = make_env(config, find_spec(config.env), row_seeds(config)[0], render_mode="rgb_array")
+    env = make_env(config, find_spec(config.env), run_seeds(config).envs[0], render_mode="rgb_array")
     draw, rnn_state, first = torch.Generator().manual_seed(3), None, True
-    obs, _ = env.reset(seed=row_seeds(config)[0])
+    obs, _ = env.reset(seed=run_seeds(config).envs[0])
     seen, points, over = [env.ale.getScreenRGB()], 0.0, False
     while not over:
         with torch.no_grad():

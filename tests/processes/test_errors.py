@@ -1,0 +1,24 @@
+"""The error of an environment, or of the process that runs it."""
+
+import pytest
+
+from a2c.processes.errors import WorkerError, failing, worker_error
+
+
+def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
+    trace = "Traceback (most recent call last):\n  File x\nValueError: the pole broke\n"
+    error = worker_error(RuntimeError(trace))
+    assert str(error) == "an environment failed: ValueError: the pole broke" and error.trace == trace
+    assert str(worker_error(EOFError(), "a worker")) == "the process of a worker died (killed, or out of memory)"
+    assert str(worker_error(KeyError("x"))) == "an environment failed: KeyError: 'x'"
+
+
+def test_failing_turns_all_errors_but_the_named_ones_into_worker_errors():
+    with pytest.raises(WorkerError, match="an environment failed: KeyError: 'x'"), failing(ValueError):
+        raise KeyError("x")
+    with pytest.raises(ValueError, match="bad"), failing(ValueError):
+        raise ValueError("bad")
+    first = WorkerError("first", "trace")
+    with pytest.raises(WorkerError) as raised, failing():
+        raise first
+    assert raised.value is first
