@@ -236,5 +236,5 @@ def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
 
 def test_memories_are_in_the_checkpoint(tmp_path):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
-    rnn_state = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["rnn_state"]
+    rnn_state = load_checkpoint(tmp_path / "run" / "latest.pt")["algorithm"]["rnn_state"]
     assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0

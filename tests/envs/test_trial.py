@@ -107,7 +107,7 @@ def test_games_that_end_or_stop_their_process_are_refused(what, said, monkeypatc
 def test_a_resumed_run_refuses_damaged_games_before_anything_starts(run_dir, capsys):
     state = load_checkpoint(run_dir / "latest.pt")
     content = (run_dir / "latest.pt").read_bytes()
-    state["collector"]["envs"][0]["snapshots"][1][0]["frames"] = pack(bytes(7))
+    state["algorithm"]["envs"][0]["snapshots"][1][0]["frames"] = pack(bytes(7))
     del state["format"]
     save_checkpoint(run_dir / "latest.pt", state)
     files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
