@@ -26,7 +26,7 @@ FORMAT = 5
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the newest checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
-# What the pickle of a checkpoint may name. Torch allows more: a bytearray, for one, which can take any amount of memory.
+# What the pickle of a checkpoint may name. Torch allows more, such as a bytearray, which can take any amount of memory.
 NAMES = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\.storage UntypedStorage|torch uint\d+|"
     r"torch\._utils _rebuild_tensor_v[23]"
@@ -105,7 +105,7 @@ def _check_format(state: Any, path: Path) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    """ValueError where an entry of the zip archive is damaged, compressed (it may expand to any size) or not allowed."""
+    """ValueError where an entry of the zip archive is damaged, compressed (it may expand to any size) or forbidden."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
