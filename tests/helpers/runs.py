@@ -7,6 +7,7 @@ from pathlib import Path
 
 import a2c
 from a2c.config.config import Config
+from a2c.metrics.meters import METRICS
 from a2c.run.trainer import Trainer
 
 HELPERS = str(Path(__file__).parent)  # where an environment that is named in a flag can be imported from
@@ -38,6 +39,11 @@ def untimed_rows(run_dir, name):
     """Rows of a CSV file without its wall times."""
     with open(run_dir / name, newline="", encoding="utf-8") as file:
         return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
+
+
+def row_of(env_steps, **changes):
+    """A row of metrics with a different number in each column."""
+    return {name: float(i) for i, name in enumerate(METRICS)} | {"env_steps": env_steps, "episodes": 3, **changes}
 
 
 def disturbed(run_dir, disturb, at=2, **changes):

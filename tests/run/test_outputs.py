@@ -9,87 +9,27 @@ import sys
 import threading
 
 import pytest
+from disks import FULL, Disk
 from runs import TINY, TRAIN_PY, disturbed, rows, tiny
 
 from a2c.cli import commands as cli
-from a2c.metrics.files import CsvTable
-from a2c.metrics.logger import EventFile, RunLogger
 from a2c.run import outputs as record
 from a2c.run import trainer
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
-FULL = "/dev/full"  # every write to it fails with ENOSPC
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    disk = Disk(tmp_path)
+    monkeypatch.setattr("builtins.open", disk.open)
+    return disk
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
     monkeypatch.setattr(record, "DISK_RETRY", 0.0)
-
-
-@pytest.fixture
-def disk(tmp_path, monkeypatch):
-    """A disk that takes nothing more while `disk.full` is true (but a file may be cut)."""
-    real = open
-
-    class Disk:
-        full = False
-
-        def open(self, file, mode="r", *args, **kwargs):
-            full = self.full and str(file).startswith(str(tmp_path)) and set(mode) & set("wax")
-            return real(FULL, "wb", buffering=0) if full else real(file, mode, *args, **kwargs)
-
-    disk = Disk()
-    monkeypatch.setattr("builtins.open", disk.open)
-    return disk
-
-
-def test_rows_wait_while_the_disk_is_full(tmp_path, disk):
-    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
-    disk.full = True
-    for env_steps in (2, 3):
-        with pytest.raises(OSError, match="No space left"):
-            table.add([(env_steps, 4.0)])
-    disk.full = False
-    table.add([(4, 5.0)])
-    assert [row["env_steps"] for row in rows(tmp_path / "table.csv")] == ["1", "2", "3", "4"]
-
-
-def test_a_nearly_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
-    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
-    real = open
-
-    class Nearly:
-        """A file that takes three bytes and then no more."""
-
-        def __init__(self, *args, **kwargs):
-            self.file, self.room = real(*args, **kwargs), 3
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self.file.close()
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def write(self, content):
-            if not self.room:
-                raise OSError(28, "No space left on device")
-            self.room = 0
-            return self.file.write(content[:3])
-
-    monkeypatch.setattr("builtins.open", Nearly)
-    with pytest.raises(OSError, match="No space left"):
-        table.add([(222, 3.0)])
-    monkeypatch.undo()
-    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0"]
-    table.add([])
-    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "222,3.0"]
 
 
 def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys, disk):
@@ -164,25 +104,6 @@ def test_a_run_waits_for_the_disk_at_its_end(tmp_path, monkeypatch):
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 80 and len(refusals) == 3
 
 
-def test_tensorboard_reads_what_the_event_file_holds(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-
-    file = EventFile(tmp_path / "board", first_step=40)
-    file.add(50, 1.0, {"reward": 2.5, "nothing": float("nan")})
-    file.close()
-    content = next((tmp_path / "board").iterdir()).read_bytes()
-    events, at = [], 0
-    while at < len(content):  # length, checksum, event, checksum
-        length = int.from_bytes(content[at : at + 8], "little")
-        events.append(Event.FromString(content[at + 12 : at + 12 + length]))
-        at += 16 + length
-    assert events[0].file_version == "brain.Event:2"
-    assert events[1].step == 40 and events[1].session_log.status == 1
-    (value,) = events[2].summary.value
-    assert (events[2].step, value.tag, value.simple_value) == (50, "reward", 2.5)
-    assert len(events) == 3
-
-
 def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_path, capsys):
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0
     before = (tmp_path / "run" / "latest.pt").read_bytes()
@@ -240,33 +161,6 @@ def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
     with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 1
-
-
-def test_a_heal_on_a_full_disk_doubles_no_row(tmp_path, disk):
-    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 1.0), (2, 1.0), (3, 1.0)])
-    disk.full = True
-    table.rewind(1)
-    with pytest.raises(OSError, match="No space left"):
-        table.add([(2, 2.0)])
-    table.rewind(1)  # and once more before the disk has room
-    disk.full = False
-    table.add([(2, 3.0)])
-    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,1.0", "2,3.0"]
-
-
-def test_points_for_tensorboard_may_be_lost_and_rows_not(tmp_path):
-    logger = RunLogger(tmp_path, tiny(tmp_path / "run"))
-    (tmp_path / "tensorboard").write_text("in the way")
-    for _ in range(2):
-        with pytest.raises(OSError, match="exists"):
-            logger.metrics({"env_steps": 80})
-    (tmp_path / "tensorboard").unlink()
-    logger.rewind(40)
-    logger.metrics({"env_steps": 80})
-    logger.close()
-    assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
 def test_a_run_whose_output_goes_to_a_full_disk_or_a_closed_pipe_is_saved(tmp_path):

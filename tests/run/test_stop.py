@@ -33,9 +33,7 @@ def contents(run_dir):
 
 @pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-def test_trainer_of_a_finished_run_starts_no_worker_and_changes_no_byte(
-    end, algorithm, tmp_path, capsys, monkeypatch
-):
+def test_trainer_of_a_finished_run_starts_no_worker_and_changes_no_byte(end, algorithm, tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "run"
     assert cli.train(flags_of(algorithm, run_dir, *end)) == 0
     before = contents(run_dir)
