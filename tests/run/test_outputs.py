@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or gone, and a run directory that two processes want."""
+"""The outputs of a run while the disk is full, read-only or gone, and the lock of its directory."""
 
 import csv
 import os
@@ -12,10 +12,14 @@ import pytest
 from disks import FULL, Disk
 from runs import TINY, TRAIN_PY, disturbed, rows, tiny
 
+from a2c.algorithms.base import TrainingStats
 from a2c.cli import commands as cli
-from a2c.run import outputs as record
-from a2c.run import trainer
+from a2c.envs.single import probe_spaces
+from a2c.envs.vector_env import Episode
+from a2c.metrics.meters import ScoreWindow, StageTimer
+from a2c.run import outputs, state
 from a2c.run.checkpoint import load_checkpoint
+from a2c.run.outputs import RunOutputs
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
@@ -28,11 +32,11 @@ def disk(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch):
-    monkeypatch.setattr(record, "DISK_RETRY", 0.0)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(outputs, "DISK_RETRY", 0.0)
 
 
-def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys, disk):
+def test_run_outputs_lose_no_row_on_a_full_disk_and_say_so_once(tmp_path, capsys, disk):
     run_dir = tmp_path / "run"
 
     def fill():
@@ -47,14 +51,14 @@ def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys, disk):
     assert capsys.readouterr().out.count("cannot write to") == 1
     written = [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")]
     assert written == list(range(80, 4001, 80))
-    assert len(rows(run_dir / "episodes.csv")) == run.scores.games
+    assert len(rows(run_dir / "episodes.csv")) == run.scores.episodes
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 4000
 
 
-def test_a_refused_row_does_not_keep_the_checkpoint_from_being_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "DISK_RETRY", 600.0)
+def test_run_outputs_save_checkpoints_while_a_table_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "DISK_RETRY", 600.0)
     run_dir, saved = tmp_path / "run", []
-    save = record.save_checkpoint
+    save = outputs.save_checkpoint
 
     def note(path, state, **kwargs):
         saved.append(state["env_steps"])
@@ -64,12 +68,12 @@ def test_a_refused_row_does_not_keep_the_checkpoint_from_being_saved(tmp_path, m
         (run_dir / "episodes.csv").unlink()
         (run_dir / "episodes.csv").mkdir()
 
-    monkeypatch.setattr(record, "save_checkpoint", note)
+    monkeypatch.setattr(outputs, "save_checkpoint", note)
     _, code = disturbed(run_dir, block)
     assert code == 0 and saved == [0, 80, 160, 240, 320, 400, 480]
 
 
-def test_a_directory_that_vanishes_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
+def test_run_dir_that_is_removed_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
     run_dir = tmp_path / "run"
     _, code = disturbed(run_dir, lambda: shutil.rmtree(run_dir))
     assert code == 0
@@ -78,20 +82,20 @@ def test_a_directory_that_vanishes_is_made_again_with_the_last_checkpoint(tmp_pa
     assert "resumed at 480" in capsys.readouterr().out
 
 
-def test_a_disk_that_never_takes_the_last_checkpoint_ends_the_run_with_one_line(tmp_path, monkeypatch, capsys):
+def test_run_state_gives_up_after_a_while_where_the_last_checkpoint_cannot_be_saved(tmp_path, monkeypatch, capsys):
     def refuse(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(record, "save_checkpoint", refuse)
-    monkeypatch.setattr(trainer, "DISK_PATIENCE", 0.2)
+    monkeypatch.setattr(outputs, "save_checkpoint", refuse)
+    monkeypatch.setattr(state, "DISK_PATIENCE", 0.2)
     assert cli.train([*TINY, "--total-env-steps", "160", "--run-dir", str(tmp_path / "run")]) == 1
     out, err = capsys.readouterr()
     assert out.count(f"cannot write to {tmp_path / 'run'}: Read-only file system") == 1
     assert err == f"error: the last checkpoint could not be written to {tmp_path / 'run'}\n"
 
 
-def test_a_run_waits_for_the_disk_at_its_end(tmp_path, monkeypatch):
-    save, refusals = record.save_checkpoint, []
+def test_run_state_waits_for_the_disk_at_the_end(tmp_path, monkeypatch):
+    save, refusals = outputs.save_checkpoint, []
 
     def refuse_twice(*args, **kwargs):
         refusals.append(1)
@@ -99,12 +103,12 @@ def test_a_run_waits_for_the_disk_at_its_end(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         save(*args, **kwargs)
 
-    monkeypatch.setattr(record, "save_checkpoint", refuse_twice)
+    monkeypatch.setattr(outputs, "save_checkpoint", refuse_twice)
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 80 and len(refusals) == 3
 
 
-def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_path, capsys):
+def test_run_lock_refuses_a_second_process_and_ends_with_its_process(tmp_path, capsys):
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0
     before = (tmp_path / "run" / "latest.pt").read_bytes()
     hold = (
@@ -125,7 +129,7 @@ def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_pat
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 160
 
 
-def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
+def test_run_lock_is_held_during_a_run_and_free_after_it(tmp_path):
     run_dir, refused = tmp_path / "run", []
 
     def knock():
@@ -148,14 +152,57 @@ def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
     lock.release()
 
 
+def test_run_dir_is_locked_until_the_curve_is_drawn(tmp_path, monkeypatch):
+    lock, refused = RunLock(tmp_path / "run"), []
+
+    def draw(*args):
+        with pytest.raises(ValueError, match="in use by another process"):
+            lock.take()
+        refused.append(1)
+
+    monkeypatch.setattr(outputs, "draw_curve", draw)
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0 and refused
+    lock.take()
+    lock.release()
+
+
+def some_outputs(config):
+    lock = RunLock(config.run_dir)
+    lock.take()
+    found = RunOutputs(lock, config, probe_spaces(config), ScoreWindow(), StageTimer())
+    found.open()
+    return found
+
+
+def test_run_outputs_log_counts_episodes_and_writes_rows_when_due(tmp_path):
+    made = some_outputs(tiny(tmp_path, log_every=600.0))
+    asked = []
+
+    def learner_metrics():
+        asked.append(1)
+        return {"env_steps": 120, "updates": 3, "entropy": 0.5}
+
+    made.log(TrainingStats(80, [Episode(0, 9.0, 9), Episode(1, 5.0, 5)], {"env": 0.5}), learner_metrics)
+    assert not asked and not rows(tmp_path / "metrics.csv")  # no row is due, so no metric is computed
+    made.log(TrainingStats(40, [Episode(2, 7.0, 7)], {}), learner_metrics, last=True)
+    made.log(TrainingStats(0, [], {}), learner_metrics, last=True)  # nothing new
+    assert [row["env_steps"] for row in rows(tmp_path / "episodes.csv")] == ["80", "80", "120"]
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert (row["env_steps"], row["updates"], row["episodes"], float(row["reward_100"])) == ("120", "3", "3", 7.0)
+    made.rewind(80)
+    made.close()
+    assert made.env_steps == 80 and made.row == {}
+    made.lock.release()
+
+
 @pytest.mark.parametrize("bad", ["a\0b", "x" * 5000, "/proc/nowhere/run", "/dev/null/run"])
-def test_a_directory_that_cannot_be_is_refused_in_one_line(bad, capsys):
+def test_run_dir_that_is_impossible_is_refused_in_one_line(bad, capsys):
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", bad]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: run_dir must be a directory") and err.count("\n") == 1
 
 
-def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path):
+def test_run_dir_with_only_a_lock_counts_as_empty(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").touch()
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
@@ -163,7 +210,7 @@ def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path
         assert len(list(csv.DictReader(file))) == 1
 
 
-def test_a_run_whose_output_goes_to_a_full_disk_or_a_closed_pipe_is_saved(tmp_path):
+def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
     for i, target in enumerate(("full", "closed")):
         args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "4000", "--log-every", "0.001"]
         stdout = os.open(FULL, os.O_WRONLY) if target == "full" else subprocess.PIPE

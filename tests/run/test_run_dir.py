@@ -1,4 +1,4 @@
-"""A run directory from somebody else, from a killed process, or removed meanwhile: nothing outside of it is touched."""
+"""A run directory of somebody else, of a killed process, or removed during a run: nothing outside it is changed."""
 
 import fcntl
 import json
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import TINY, disturbed, rows, tiny
+from runs import TINY, after_rollout, disturbed, rows, tiny
 
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
@@ -18,7 +18,7 @@ from a2c.run import run_dir as directory
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import FILES, LEFTOVERS, RunLock
 from a2c.run.trainer import Trainer
-from a2c.tools.record_video import record
+from a2c.tools.record_video import WRITERS, record_video
 
 COLUMNS = ("env_steps", "seconds", "score", "length")
 
@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def prepared(finished, tmp_path):
-    """A copy of it, to put traps into."""
+    """A copy of it that a test may change."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
@@ -43,7 +43,7 @@ def resume(run_dir, *flags):
 
 
 @pytest.mark.parametrize("where", ["file", "missing"])
-def test_links_at_every_predictable_name_lead_nowhere(where, prepared, tmp_path):
+def test_run_dir_with_links_at_every_predictable_name_changes_nothing_outside(where, prepared, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     names = [name for name in FILES if name != "config.json"]
@@ -62,7 +62,7 @@ def test_links_at_every_predictable_name_lead_nowhere(where, prepared, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "episodes.csv", "tensorboard", "lock"])
-def test_a_link_where_a_run_writes_in_place_is_refused_in_one_line(name, prepared, tmp_path, capsys):
+def test_run_dir_refuses_a_link_where_a_run_writes_in_place(name, prepared, tmp_path, capsys):
     path, outside = prepared / name, tmp_path / "outside"
     path.rename(outside)
     path.symlink_to(outside)
@@ -74,7 +74,7 @@ def test_a_link_where_a_run_writes_in_place_is_refused_in_one_line(name, prepare
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.csv", "episodes.csv"])
-def test_a_pipe_in_place_of_a_file_is_refused_in_one_line(name, prepared):
+def test_run_dir_refuses_a_pipe_in_place_of_a_file(name, prepared):
     (prepared / name).unlink()
     os.mkfifo(prepared / name)
     command = [sys.executable, "-m", "a2c", "train", "--resume", str(prepared), "--total-env-steps", "400"]
@@ -82,16 +82,16 @@ def test_a_pipe_in_place_of_a_file_is_refused_in_one_line(name, prepared):
     assert done.returncode == 2 and f"{name} must be a regular file" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_film_goes_through_no_link(finished, tmp_path, monkeypatch):
+def test_record_video_follows_no_link(finished, tmp_path, monkeypatch):
     def write(path, pictures, fps):
         path.write_bytes(b"film")
 
     monkeypatch.setattr("a2c.tools.record_video._play", lambda *args: iter(()))
-    monkeypatch.setitem(__import__("a2c.tools.record_video").recording.WRITERS, ".gif", write)
+    monkeypatch.setitem(WRITERS, ".gif", write)
     (tmp_path / "precious").write_text("precious")
     for name in ("game.gif", "game.gif.tmp", ".game.gif.tmp.gif"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    record(finished, tmp_path / "game.gif")
+    record_video(finished, tmp_path / "game.gif")
     assert (tmp_path / "precious").read_text() == "precious"
     assert (tmp_path / "game.gif").read_bytes() == b"film" and not (tmp_path / "game.gif").is_symlink()
 
@@ -129,7 +129,7 @@ def states_of(run, directory, copies):
     return states
 
 
-def test_a_start_that_is_killed_anywhere_can_be_started_again_or_resumed(tmp_path, capsys, monkeypatch):
+def test_run_dir_of_a_killed_start_can_be_used_again_or_resumed(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "run"
     config = tiny(run_dir, total_env_steps=80, log_every=1e-6)
     (tmp_path / "states").mkdir()
@@ -150,7 +150,7 @@ def test_a_start_that_is_killed_anywhere_can_be_started_again_or_resumed(tmp_pat
     assert 0 < resumed < len(states)
 
 
-def test_kept_results_are_no_remains_of_a_start(prepared, capsys):
+def test_run_dir_with_rows_but_no_checkpoint_is_refused(prepared, capsys):
     keep = {name: (prepared / name).read_bytes() for name in ("config.json", "metrics.csv", "episodes.csv")}
     shutil.rmtree(prepared)
     for names in (["metrics.csv"], ["episodes.csv"], list(keep)):
@@ -165,20 +165,20 @@ def test_kept_results_are_no_remains_of_a_start(prepared, capsys):
         shutil.rmtree(prepared)
 
 
-def test_a_directory_with_a_checkpoint_is_resumed_not_removed(prepared, capsys):
+def test_run_dir_with_a_previous_checkpoint_is_refused_with_resume_as_advice(prepared, capsys):
     (prepared / "latest.pt").unlink()  # the one before is there
     assert cli.train([*TINY, "--run-dir", str(prepared)]) == 2
-    assert f"--resume {prepared} goes on with a run" in capsys.readouterr().err
+    assert f"--resume {prepared} resumes a run" in capsys.readouterr().err
 
 
-def test_a_run_that_never_saved_is_said_to_hold_no_checkpoint(prepared, capsys):
+def test_run_dir_with_events_alone_is_refused(prepared, capsys):
     for path in [*prepared.glob("*.pt"), prepared / "metrics.csv", prepared / "episodes.csv"]:
         path.unlink()  # events alone
     assert cli.train([*TINY, "--run-dir", str(prepared)]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
 
 
-def test_a_resume_that_is_killed_anywhere_can_be_resumed(prepared, tmp_path):
+def test_run_dir_of_a_killed_resume_can_be_resumed(prepared, tmp_path):
     (tmp_path / "states").mkdir()
     states = states_of(lambda: resume(prepared, "--gamma", "0.5"), prepared, tmp_path / "states")
     assert len(states) >= 12
@@ -188,29 +188,26 @@ def test_a_resume_that_is_killed_anywhere_can_be_resumed(prepared, tmp_path):
         assert steps == sorted(set(steps)) and load_checkpoint(state / "latest.pt")["env_steps"] == 400
 
 
-def test_a_removed_directory_is_locked_again(tmp_path):
+def test_run_lock_is_taken_again_in_a_directory_that_was_removed(tmp_path):
     run_dir, refused = tmp_path / "run", []
     run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80))
-    training_step, calls = run.training_step, []
 
-    def advance_and_look():
-        calls.append(1)
-        if len(calls) == 2:
+    def remove_and_look(rollouts):
+        if rollouts == 2:
             shutil.rmtree(run_dir)
-        if len(calls) == 4:
+        if rollouts == 4:
             with pytest.raises(ValueError, match="in use by another process") as refusal:
                 RunLock(run_dir).take()
             refused.append(refusal)
-        return training_step()
 
-    run.training_step = advance_and_look
+    after_rollout(run, remove_and_look)
     assert run.run() == 0 and refused
     lock = RunLock(run_dir)
-    lock.take()  # free behind the run, its last picture included
+    lock.take()  # free after the run
     lock.release()
 
 
-def test_a_run_whose_directory_another_process_has_made_its_own_leaves_it_alone(tmp_path):
+def test_run_lock_that_another_process_has_taken_ends_the_run(tmp_path):
     run_dir, other = tmp_path / "run", RunLock(tmp_path / "run")
 
     def lose():
@@ -238,7 +235,7 @@ time.sleep(600)
 
 @pytest.fixture
 def no_flock(monkeypatch):
-    """A network file system: no locks of the system, no two files that change names."""
+    """A network file system: no locks, and two files cannot be exchanged."""
 
     def flock(*args):
         raise OSError(38, "Function not implemented")
@@ -248,7 +245,7 @@ def no_flock(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_locks_of_the_system_a_dead_process_keeps_nobody_out(tmp_path, no_flock):
+def test_run_lock_of_a_dead_process_is_taken_over_without_system_locks(tmp_path, no_flock):
     other = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE
     )
@@ -266,7 +263,7 @@ def test_without_locks_of_the_system_a_dead_process_keeps_nobody_out(tmp_path, n
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_of_two_that_find_a_dead_owner_one_gets_the_lock(tmp_path, no_flock, monkeypatch):
+def test_run_lock_of_a_dead_process_goes_to_one_of_two(tmp_path, no_flock, monkeypatch):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / "lock").write_text(f"{dead.pid}\n{socket.gethostname()}\n")
@@ -291,7 +288,7 @@ def test_of_two_that_find_a_dead_owner_one_gets_the_lock(tmp_path, no_flock, mon
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("content", ["", f"{os.getpid()}\n{socket.gethostname()}\n", "7\nanother-host\n"])
-def test_a_lock_that_may_be_held_says_what_to_do(content, tmp_path, no_flock):
+def test_run_lock_that_may_be_held_says_what_to_do(content, tmp_path, no_flock):
     (tmp_path / "lock").write_text(content)
     with pytest.raises(ValueError, match=f"if no process on any host uses it, remove {tmp_path / 'lock'}"):
         RunLock(tmp_path).take()
@@ -301,7 +298,7 @@ def test_a_lock_that_may_be_held_says_what_to_do(content, tmp_path, no_flock):
     lock.release()
 
 
-def test_a_resume_says_what_it_changes_and_keeps_what_was(prepared, capsys):
+def test_run_outputs_show_changed_settings_and_keep_the_old_ones(prepared, capsys):
     before = json.loads((prepared / "config.json").read_text())
     assert resume(prepared, "--gamma", "0.5", "--no-normalize-obs") == 0
     lines = capsys.readouterr().out.splitlines()
