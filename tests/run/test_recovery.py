@@ -321,3 +321,27 @@ def test_trainer_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, ca
     run.close()  # as much as a kill would have left
     assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "320"]) == 0
     assert "resumed at 0 env_steps; its episodes go on" in capsys.readouterr().out
+
+
+def test_recovery_starts_no_worker_where_the_run_is_asked_to_stop(tmp_path, monkeypatch):
+    flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--run-dir", str(tmp_path / "run")]
+    run = opened(parse_config(flags))
+    run.algorithm.training_step()
+    monkeypatch.setattr(run.algorithm, "start", None)
+    run.stop.number = signal.SIGTERM
+    run.recovery.restart(WorkerError("an environment died"))
+    assert run.state.env_steps == 0 and not run.algorithm.groups
+    run.close()
+
+
+def test_recovery_that_gives_up_saves_the_state_in_memory(tmp_path):
+    flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--max-worker-restarts", "1"]
+    run = opened(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
+    run.algorithm.training_step()
+    run.state.capture()
+    run.algorithm.training_step()
+    run.recovery.restart(WorkerError("first"))
+    with pytest.raises(WorkerError, match=r"second \(2 times without progress\)"):
+        run.recovery.restart(WorkerError("second"))
+    run.close()
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 320
