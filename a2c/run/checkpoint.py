@@ -90,10 +90,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def _check_format(state: Any, path: Path) -> None:
     """CheckpointError where `state` is not one of a2c's, of another format, or lacks an entry."""
     number = state.get("format") if isinstance(state, dict) else None
-    if type(number) is not int:
+    if type(number) is not int or not 0 < number < 1000:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no format{_advice(path)}")
     if number != FORMAT:
-        writer = str(state.get("version", FIRST_VERSION))[:40]
+        writer = " ".join(str(state.get("version", FIRST_VERSION)).split())[:40]
         advice = "update a2c" if number > FORMAT else f"install a2c {writer} to go on with this run, or start a new one"
         raise CheckpointError(
             f"checkpoint {path} was written by a2c {writer} in format {number}, a2c {__version__} reads format "
@@ -122,7 +122,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_extent(state: Any, size: int) -> None:
-    """ValueError where nested values need more than `size` bytes, or where a tensor has no values on the CPU."""
+    """ValueError where nested values need more than `size` bytes, or where a tensor is not dense on the CPU."""
     rest = [state]
     while rest:
         value = rest.pop()

@@ -25,8 +25,7 @@ from a2c.run.state import RunState
 from a2c.run.stop import stop_reason
 from a2c.update import learning_rate
 
-MakeAlgorithm = Callable[[Config, Spaces, Learner, Compute], Algorithm]
-ALGORITHMS: dict[str, MakeAlgorithm] = {"a2c": A2C, "a3c": A3C, "ga3c": GA3C}
+ALGORITHMS: dict[str, Callable[[Config, Spaces, Learner, Compute], Algorithm]] = {"a2c": A2C, "a3c": A3C, "ga3c": GA3C}
 
 
 class Trainer:

@@ -14,6 +14,7 @@ from runs import TINY, TRAIN_PY, disturbed, rows, tiny
 
 from a2c.algorithms.base import TrainingStats
 from a2c.cli import commands as cli
+from a2c.config.config import Config
 from a2c.envs.single import probe_spaces
 from a2c.envs.vector_env import Episode
 from a2c.metrics.meters import ScoreWindow, StageTimer
@@ -176,6 +177,7 @@ def some_outputs(config):
 
 def test_run_outputs_log_counts_episodes_and_writes_rows_when_due(tmp_path):
     made = some_outputs(tiny(tmp_path, log_every=600.0))
+    assert made.display.frames_per_step == 1 and probe_spaces(Config()).frames_per_step == 4
     asked = []
 
     def learner_metrics():

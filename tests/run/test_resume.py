@@ -93,9 +93,9 @@ def test_trainer_resumes_native_environments_with_new_episodes(tmp_path, capsys)
 @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "CartPole-v1"])
 def test_snapshot_restores_into_another_environment(env):
     def fresh(seed):
-        game = SnapshotWrapper(make_env(Config(env=env), find_spec(env), seed))
-        game.reset(seed=seed)
-        return game
+        new = SnapshotWrapper(make_env(Config(env=env), find_spec(env), seed))
+        new.reset(seed=seed)
+        return new
 
     first, other = fresh(3), fresh(4)
     actions = np.random.default_rng(0).integers(first.action_space.n, size=200)
@@ -114,8 +114,8 @@ def test_snapshot_of_atari_gives_the_same_last_frames_wherever_in_a_decision_an_
     straight, other = (SnapshotWrapper(make_env(config, find_spec(config.env), seed)) for seed in (0, 1))
     other.reset(seed=1)
     random, frames = np.random.default_rng(0), []
-    for game in range(8):
-        straight.reset(seed=game)
+    for seed in range(8):
+        straight.reset(seed=seed)
         terminated = False
         while not terminated:
             snapshot, action = straight.snapshot, int(random.integers(4))
@@ -129,12 +129,12 @@ def test_snapshot_of_atari_gives_the_same_last_frames_wherever_in_a_decision_an_
 
 
 def test_snapshot_of_atari_is_small():
-    game = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
-    game.reset(seed=0)
+    atari = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    atari.reset(seed=0)
     for _ in range(50):
-        game.step(2)
+        atari.step(2)
     file = io.BytesIO()
-    torch.save(to_tensors(game.snapshot), file)
+    torch.save(to_tensors(atari.snapshot), file)
     assert len(file.getvalue()) < 20_000
 
 
@@ -148,13 +148,13 @@ def test_trainer_starts_new_episodes_where_the_old_ones_are_not_restored_exactly
 
 
 def test_snapshot_is_not_exact_where_the_emulator_ignores_it(monkeypatch):
-    game = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
-    game.reset(seed=0)
+    atari = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    atari.reset(seed=0)
 
     other = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 1))
     other.reset(seed=1)
     monkeypatch.setattr(ale_py.ALEInterface, "restoreState", lambda self, state: None)
-    other.snapshot = game.snapshot
+    other.snapshot = atari.snapshot
     assert not other.exact
 
 
