@@ -140,7 +140,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "learning": self.update_metrics(),
+            "metrics": self.update_metrics(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Learner:
         sync_replica(self.replica, self.net)
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
-        self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["learning"].items()}
+        self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
     def _check(self, done: Sequence[tuple[Gradients, Tensor]]) -> None:
         """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""

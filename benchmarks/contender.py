@@ -31,7 +31,7 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, 
     batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.num_minibatches
     network = type(training.learner.net).__name__
     return (
-        lambda: training.training_step().env_steps,
+        lambda: training.algorithm.training_step().env_steps,
         training.close,
         f"{config.num_envs} envs, {network}, {precision}, batch {batch}",
         precision,

@@ -133,7 +133,7 @@ def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], i
         "environments": partial(step_envs, training.algorithm.groups, training.compute, rng),
         "acting": partial(act, learner, collector.columns, recorded),
         "learning": partial(replay, learner, recorded),
-        "end to end": lambda: training.training_step().env_steps,
+        "end to end": lambda: training.algorithm.training_step().env_steps,
     }
     if training.compute.device.type == "cuda":
         return stages
@@ -198,7 +198,7 @@ def run(options: Options, config: Config) -> dict[str, Any]:
             training = Trainer(config)
             stack.callback(training.close)
             training.start()
-            window(lambda: training.training_step().env_steps, min(options.seconds, 3.0))
+            window(lambda: training.algorithm.training_step().env_steps, min(options.seconds, 3.0))
         speeds = measure(make_stages(training, stack), options.seconds, options.rounds)
         precision = str(training.compute.precision).removeprefix("torch.")
     median = {name: statistics.median(values) for name, values in speeds.items()}

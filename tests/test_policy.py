@@ -235,6 +235,6 @@ def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
 
 def test_memories_are_in_the_checkpoint(tmp_path):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
-    policies = load_checkpoint(tmp_path / "run" / "latest.pt")["collector"]["policies"]
+    policies = load_checkpoint(tmp_path / "run" / "latest.pt")["algorithm"]["policies"]
     rnn_state = torch.cat([policy["rnn_state"] for policy in policies])
     assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0

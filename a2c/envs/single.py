@@ -13,7 +13,7 @@ from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 from a2c.config.config import Config
 from a2c.config.validation import nearest
-from a2c.envs.atari import AtariGame
+from a2c.envs.atari import FRAME_SKIP, AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
 from a2c.processes.start import OURS, settle_in
 
@@ -88,6 +88,11 @@ class Spaces(NamedTuple):
     n_actions: int
     obs_dtype: np.dtype
     stacked: bool  # the channels of an observation are successive frames (Atari), not colours
+
+    @property
+    def frames_per_step(self) -> int:
+        """Frames of the emulator per decision."""
+        return FRAME_SKIP if self.stacked else 1
 
 
 def probe_spaces(config: Config) -> Spaces:

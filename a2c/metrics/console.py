@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel, plain lines elsewhere, a table at the end."""
+"""The terminal output of a run: a live panel, or plain lines where there is no terminal, and a table at the end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from a2c.config.config import Config
-from a2c.envs.atari import FRAME_SKIP
-from a2c.envs.single import find_spec, is_atari
 from a2c.metrics.files import exact
 
 SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
 
 
 class QuietConsole(Console):
-    """A console that falls silent where its output is gone or full, instead of ending the run."""
+    """A console that ignores errors of its output, such as a closed pipe or a full disk, instead of ending the run."""
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         with suppress(OSError):
@@ -32,14 +30,16 @@ class QuietConsole(Console):
 
 
 class Display:
-    """Shows metric rows: as a live panel on a terminal, as one line per row elsewhere."""
+    """Shows rows of metrics: as a live panel on a terminal, as one line per row elsewhere."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.frames_per_step = FRAME_SKIP if is_atari(find_spec(config.env)) else 1
+    def __init__(self, config: Config, frames_per_step: int) -> None:
+        self.config, self.frames_per_step = config, frames_per_step
         self.console = QuietConsole(highlight=False)
         self.live: Live | None = None
-        if config.progress and self.console.is_terminal and not self.console.is_dumb_terminal:
+
+    def start(self) -> None:
+        """Open the live panel, where there is a terminal for it."""
+        if self.config.progress and self.console.is_terminal and not self.console.is_dumb_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
             self.live.start()
 
@@ -52,7 +52,7 @@ class Display:
             self.console.print(self.line(row), soft_wrap=True)
 
     def message(self, text: str) -> None:
-        """Print one line above the panel, unfolded, so that a path in it can be copied."""
+        """Print one line above the panel, without a line break, so that a path in it can be copied."""
         self.console.print(text, soft_wrap=True, markup=False, emoji=False)
 
     def line(self, row: dict[str, float]) -> str:
@@ -71,16 +71,16 @@ class Display:
             with suppress(OSError):
                 self.live.stop()
 
-    def summary(self, row: dict[str, float], outcome: str, run_dir: Path) -> None:
-        """Print the table that ends a run, and its directory."""
-        table = Table(title=f"{self.config.env}: {outcome}", title_justify="left", show_header=False)
+    def summary(self, row: dict[str, float], reason: str, run_dir: Path) -> None:
+        """Print the table at the end of a run, why it ended, and its directory."""
+        table = Table(title=f"{self.config.env}: {reason}", title_justify="left", show_header=False)
         table.add_column()
         table.add_column(overflow="fold")
         table.add_row("environment steps", f"{row['env_steps']:,} ({row['env_steps'] * self.frames_per_step:,} frames)")
         table.add_row("updates", f"{row['updates']:,}")
         table.add_row("episodes", f"{row['episodes']:,}")
-        table.add_row("mean score of the last 100 games", score(row["reward_100"]))
-        table.add_row("best mean of 100 games", score(row["best_reward_100"]))
+        table.add_row("mean score of the last 100 episodes", score(row["reward_100"]))
+        table.add_row("best mean of 100 episodes", score(row["best_reward_100"]))
         table.add_row("wall time", clock(row["seconds"]))
         table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
         self.console.print(table)
@@ -110,12 +110,12 @@ class Display:
 
 
 def score(value: float) -> str:
-    """A mean score for people; a dash while there is none."""
+    """A mean score with one decimal; a dash where it is NaN or infinite."""
     return f"{value:.1f}" if math.isfinite(value) else "-"
 
 
 def clock(seconds: float) -> str:
-    """h:mm:ss, or a dash where unknown."""
+    """h:mm:ss; a dash where `seconds` is NaN or infinite."""
     if not math.isfinite(seconds):
         return "-"
     whole = int(max(seconds, 0))

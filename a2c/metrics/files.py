@@ -1,6 +1,6 @@
-"""Files that are whole at every instant, and tables that a refusing disk does not break.
+"""Files that are written atomically, and CSV tables that survive a full disk.
 
-A run directory may come from somebody else: nothing here is written through a link that lies in it.
+A run directory may come from somebody else: nothing is written through a link in it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from pathlib import Path
 
 import numpy as np
 
-TEMPORARY = ".tmp"  # ending of a file that is not whole yet
-BLOCK = 1 << 16  # bytes of a table that are looked at together
-SMALL = 1 << 20  # bytes that a file of settings may have
+TEMPORARY = ".tmp"  # suffix of a file that is not complete yet
+BLOCK = 1 << 16  # bytes of a table that are read at once
+SMALL = 1 << 20  # largest size of a settings file in bytes
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Fill `path` so that a reader sees the old file or the new one, never half of one.
+    """Write `path` so that a reader sees the old file or the new one, never a part of one.
 
-    A link at `path` is replaced, not followed. OSError where the disk refuses; the old file is untouched then.
+    A link at `path` is replaced, not followed. Raises OSError where the disk refuses, and then leaves the old file
+    untouched.
     """
     _write_atomically(path, [content])
 
 
 def _write_atomically(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
-    temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link that somebody put there
+    temporary.unlink(missing_ok=True)  # of a process that was killed, or a link
     try:
         with open(temporary, "xb") as file:  # O_EXCL: never through a link
             file.writelines(blocks)
@@ -47,8 +48,7 @@ def _write_atomically(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
 def read_small(path: Path) -> str:
     """The text of a file of at most `SMALL` bytes.
 
-    ValueError where it is larger, no UTF-8, or no regular file (a pipe, a device); other OSErrors where it cannot be
-    read.
+    ValueError where it is larger, not UTF-8, or not a regular file (a pipe, a device); OSError where it cannot be read.
     """
     with open(path, "rb", opener=open_regular) as file:
         content = file.read(SMALL + 1)
@@ -58,7 +58,7 @@ def read_small(path: Path) -> str:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener for `open` that neither waits for a pipe nor reads a device: both OSError and ValueError there."""
+    """An opener for `open` that refuses pipes and devices with an error that is both OSError and ValueError."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -67,20 +67,20 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def exact(value: float) -> str:
-    """A number as text that reads back as the same number; whole ones without a point."""
+    """A number as text from which `float` reads the same number; whole numbers without a point."""
     whole = float(value).is_integer() and abs(value) < 2**53
     return str(int(value)) if whole else repr(float(value))
 
 
 class CsvTable:
-    """A CSV file that grows by rows of numbers. Rows that could not be written wait for the next call.
+    """A CSV file to which rows of numbers are appended. Rows that could not be written wait for the next call.
 
-    The first column is env_steps and never falls. Rows are added and cut off at the end, in place; what stands
-    before is neither read nor written again.
+    The first column is env_steps, in rising order. Rows are added and removed in place at the end of the file; the
+    rest of it is neither read nor written.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_until: int | None = None) -> None:
-        """`keep_until`: go on with the file, without the rows after these env_steps; None: begin it anew."""
+        """`keep_until`: append to the file, without its rows after these env_steps; None: start it anew."""
         self.path, self.columns = path, tuple(columns)
         self.header = _csv_text([self.columns])
         self.waiting: list[Sequence[object]] = []
@@ -94,7 +94,7 @@ class CsvTable:
         self.drop_after = env_steps if self.drop_after is None else min(self.drop_after, env_steps)
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
-        """Append rows; OSError where the disk refuses, and then they are kept."""
+        """Append rows; where the disk refuses, OSError, and they wait for the next call."""
         self.waiting += rows
         if self.drop_after is not None:
             self._drop()
@@ -102,9 +102,9 @@ class CsvTable:
             return
         with open(self.path, "ab", buffering=0, opener=_no_links) as file:
             size = file.tell()
-            content = (b"" if size else self.header) + _csv_text(self.waiting)  # somebody may have removed the file
+            content = (b"" if size else self.header) + _csv_text(self.waiting)  # it may have been removed
             try:
-                while content:  # a nearly full disk takes a part
+                while content:  # a nearly full disk may take only a part
                     content = content[file.write(content) :]
             except OSError:
                 with suppress(OSError):
@@ -113,26 +113,26 @@ class CsvTable:
         self.waiting = []
 
     def _drop(self) -> None:
-        begun = False
+        usable = False
         if self.drop_after is not None and self.drop_after >= 0 and self.path.exists():
             with open(self.path, "r+b", buffering=0, opener=_no_links) as file:
                 head = file.read(len(self.header))
                 start = head.find(b"\n") + 1
-                begun = head[:start].split() == self.header.split()  # an editor may have changed the line ends
-                if begun:
+                usable = head[:start].split() == self.header.split()  # an editor may have changed the line endings
+                if usable:
                     end = self._end_of_rows(file, start, self.drop_after)
                     if os.fstat(file.fileno()).st_nlink == 1:
                         file.truncate(end)
-                    else:  # its other name keeps what it has
+                    else:  # the file under its other name stays as it is
                         _write_atomically(self.path, _blocks(file, end))
-            if not begun:  # somebody else's table
+            if not usable:  # another kind of table
                 _set_aside(self.path)
-        if not begun:
+        if not usable:
             write_atomically(self.path, self.header)
         self.drop_after = None
 
     def _end_of_rows(self, file: io.FileIO, start: int, env_steps: int) -> int:
-        """Offset after the last row up to `env_steps`; read from the end of the file, no further than needed."""
+        """Offset after the last row with at most `env_steps`, searched from the end of the file."""
         end, rest = file.seek(0, os.SEEK_END), b""
         while end > start:
             begin = max(start, end - BLOCK)
@@ -142,19 +142,19 @@ class CsvTable:
             while newline >= 0:
                 previous = block.rfind(b"\n", 0, newline)
                 if previous < 0 and begin > start:
-                    break  # this line begins in the block before
+                    break  # this line starts in the block before
                 cells = self._cells(block[previous + 1 : newline])
                 if cells and cells[0] <= env_steps:
                     return begin + newline + 1
                 newline = previous
             rest = block[: newline + 1] or block
             if len(rest) > BLOCK:
-                rest = b"?"  # no row of ours is that long
+                rest = b"?"  # longer than any row
             end = begin
         return start
 
     def _cells(self, line: bytes) -> list[float]:
-        """The numbers of a row; none where it is not one of ours."""
+        """The numbers of a row; empty where the line is not a row of this table."""
         cells = _numbers(line.decode("ascii", "replace"))
         return cells if len(cells) == len(self.columns) and math.isfinite(cells[0]) else []
 
@@ -163,8 +163,8 @@ def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """The named columns of a CSV file as float64 arrays `[rows]`.
 
     An empty cell is NaN. Rows with a cell that is not a number are left out, and so is an incomplete last line.
-    ValueError where a column is missing or the file is a pipe or device. However long a line, memory is bounded by
-    the rows.
+    Raises ValueError where a column is missing or the file is a pipe or device. Takes memory for the rows only,
+    however long a line is.
     """
     parts = [np.empty((0, len(columns)))]
     with open(path, newline="\n", encoding="ascii", errors="replace", opener=open_regular) as file:
@@ -179,7 +179,7 @@ def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
             if lines:
                 parts.append(_parse(lines, len(names))[:, places])
             if len(rest) > BLOCK:
-                rest = "?"  # no row of ours is that long
+                rest = "?"  # longer than any row
     return dict(zip(columns, np.concatenate(parts).T, strict=True))
 
 

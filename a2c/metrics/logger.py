@@ -1,6 +1,6 @@
-"""What a run leaves behind: config.json, metrics.csv, episodes.csv, TensorBoard events.
+"""The log files of a run: config.json, metrics.csv, episodes.csv, TensorBoard events.
 
-`METRICS` is the list of everything that is logged, with its meaning and unit.
+`METRICS` in `meters.py` lists everything that is logged, with meaning and unit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SCORES = ("reward", "reward_100", "best_reward_100")  # written exactly, however
 
 
 class RunLogger:
-    """Writes the files of one run directory, row by row.
+    """Writes the log files of one run directory, row by row.
 
-    OSError of a refusing disk comes through; rows of the CSV files wait for the next call then,
-    TensorBoard misses points.
+    Every method raises OSError where the disk refuses. The rows of the CSV files are kept for the next
+    call then; TensorBoard misses points.
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
@@ -41,12 +41,12 @@ class RunLogger:
         self._first_step = None if keep_until is None else keep_until + 1
         self._board: EventFile | None = None
 
-    def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
-        """One row of episodes.csv per finished game."""
-        self._episodes.add([(env_steps, f"{seconds:.2f}", exact(game.score), game.length) for game in games])
+    def episodes(self, env_steps: int, seconds: float, episodes: Sequence[Episode]) -> None:
+        """Write one row of episodes.csv per finished episode."""
+        self._episodes.add([(env_steps, f"{seconds:.2f}", exact(one.score), one.length) for one in episodes])
 
     def metrics(self, row: dict[str, float]) -> None:
-        """One row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
+        """Write one row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
         self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
         points = {name: value for name, value in row.items() if name != "env_steps"}
         if self._board is None:
@@ -61,13 +61,13 @@ class RunLogger:
         self._first_step = env_steps + 1
 
     def keep_config(self) -> None:
-        """Write config.json again where somebody has removed it."""
+        """Write config.json again where it has been removed."""
         path = self.run_dir / "config.json"
         if not path.exists():
             write_atomically(path, self.config.to_json().encode())
 
     def close(self) -> None:
-        """Write what waits and close every file; OSError where the disk refuses."""
+        """Write the rows that wait and close every file."""
         with ExitStack() as closing:
             closing.callback(self._close_board)
             for table in (self._metrics, self._episodes):
@@ -81,33 +81,33 @@ class RunLogger:
 
 
 class EventFile:
-    """Scalars for TensorBoard, written by the caller's thread, so that a full disk shows as OSError here.
+    """Scalars for TensorBoard, written in the caller's thread, so that a full disk raises OSError here.
 
-    tensorboardX's SummaryWriter writes from a thread that such an error ends; its queue then fills
-    up and blocks the run.
+    tensorboardX's SummaryWriter writes in a thread of its own, which such an error ends; its queue then
+    fills up and blocks the run.
     """
 
     def __init__(self, directory: Path, first_step: int | None) -> None:
-        """`first_step`: TensorBoard forgets points of earlier files from here on (a resumed run)."""
+        """`first_step`: TensorBoard drops the points of earlier files from this step on (a resumed run)."""
         directory.mkdir(parents=True, exist_ok=True)
         if directory.is_symlink():
             raise OSError(f"{directory} must not be a link")
-        # A name that nobody can have put a link at.
+        # An unpredictable name, at which nobody can have put a link.
         self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{secrets.token_hex(8)}")
         if first_step is not None:
             self._writer.write_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
         self._writer.flush()
 
     def add(self, step: int, seconds: float, values: dict[str, float]) -> None:
-        """One point per name, at wall time `seconds`; NaN and infinite values are left out."""
+        """Write one point per name, at wall time `seconds`; NaN and infinite values are left out."""
         for name, value in values.items():
             if math.isfinite(value):
                 self._writer.write_event(Event(step=step, wall_time=seconds, summary=scalar(name, value)))
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        with suppress(ValueError):  # closed already
+        """Close the file; may be called twice."""
+        with suppress(ValueError):  # it is closed
             self._writer.close()
 
 

@@ -1,4 +1,4 @@
-"""What a run has left behind, read back."""
+"""The results of a run, read from its files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
 
 
 def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
-    """Columns of episodes.csv as float arrays, one entry per finished game."""
+    """Columns of episodes.csv as float arrays, one entry per finished episode."""
     return read_table(run_dir / "episodes.csv", EPISODE_COLUMNS)
 
 
 def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
-    """Mean of the last `window` scores at each game (of fewer at the start)."""
+    """Mean of the last `window` scores at each episode (of fewer at the start)."""
     sums = np.cumsum(np.insert(scores, 0, 0.0))
     ends = np.arange(1, len(scores) + 1)
     begins = np.maximum(ends - window, 0)
@@ -25,7 +25,7 @@ def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
 
 
 def passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float] | None:
-    """Decisions and seconds at the first game whose mean of `WINDOW` games is `target`; None where none is."""
+    """env_steps and seconds at the first episode where the mean of `WINDOW` episodes reaches `target`, or None."""
     reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
     if not len(reached):
         return None
@@ -33,5 +33,5 @@ def passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float]
 
 
 def best_mean(episodes: dict[str, np.ndarray]) -> float:
-    """The highest mean of `WINDOW` games, minus infinity where fewer are finished."""
+    """The highest mean of `WINDOW` episodes, minus infinity where fewer are finished."""
     return float(moving_mean(episodes["score"])[WINDOW - 1 :].max(initial=-np.inf))

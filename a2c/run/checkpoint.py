@@ -1,4 +1,4 @@
-"""Saving and loading a run: written atomically, loaded without executing anything."""
+"""Checkpoints: written atomically, loaded without executing code from the file."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ from typing import Any
 import numpy as np
 import torch
 
+from a2c import __version__
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import make_network
 from a2c.processes.errors import WorkerError
 
-FORMAT = 4
+FORMAT = 5
+FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the newest checkpoint and the one before it
-ARRAY, SCALAR = "numpy array", "numpy scalar"  # keys that stand for a value
-# What the pickle of a checkpoint names; of all else that torch allows, a bytearray can take any amount of memory.
+ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
+# What the pickle of a checkpoint may name. Torch allows more, such as a bytearray, which can take any amount of memory.
 NAMES = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\.storage UntypedStorage|torch uint\d+|"
     r"torch\._utils _rebuild_tensor_v[23]"
 )
 REQUIRED = (
-    *("format", "config", "input_shape", "n_actions", "network", "optimizer"),
-    *("collector", "learning", "scores", "saved_best", "env_steps", "updates", "seconds"),
+    *("format", "version", "config", "input_shape", "n_actions", "network", "optimizer", "metrics"),
+    *("algorithm", "scores", "saved_best", "env_steps", "updates", "seconds"),
 )
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says which, why and what to do."""
+    """A checkpoint that cannot be used; the message names the file, the reason and what to do."""
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Write `state` to `path`, atomically; `keep_previous`: the file that was there becomes previous.pt.
+    """Write `state` to `path` atomically, with format and version; `keep_previous`: rename the old file to previous.pt.
 
-    OSError where the disk refuses; what was there is untouched then.
+    Raises OSError where the disk refuses, and then leaves the old file untouched.
     """
     content = io.BytesIO()
-    torch.save(to_tensors({"format": FORMAT, **state}), content)
+    torch.save(to_tensors({"format": FORMAT, "version": __version__, **state}), content)
     second = path.with_name(PREVIOUS + TEMPORARY)
     keep_previous = keep_previous and path.exists()
     if keep_previous:
         second.unlink(missing_ok=True)
         try:
-            os.link(path, second)  # a second name, so that `path` itself is never missing
+            os.link(path, second)  # a second name, so that there is a file at `path` all the time
         except OSError:  # a filesystem without hard links
             write_atomically(second, path.read_bytes())
     write_atomically(path, content.getbuffer())
@@ -60,9 +62,9 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint with `weights_only=True`; it takes no more memory than a few times its file's size.
+    """Read a checkpoint with `weights_only=True`, in no more memory than a few times the size of the file.
 
-    Raises CheckpointError, in one line, for a file that is missing, damaged, foreign or newer.
+    Raises CheckpointError for a file that is missing, damaged, not of a2c or of another format.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint must be a file, got {path}; is this the directory of a run?")
@@ -76,14 +78,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){_advice(path)}"
         ) from error
-    missing = [key for key in REQUIRED if not isinstance(state, dict) or key not in state]
-    if missing:
-        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}{_advice(path)}")
-    version = state["format"]
-    if not isinstance(version, int) or version != FORMAT:
-        newer = isinstance(version, int) and version > FORMAT
-        advice = "update a2c" if newer else "use the version of a2c that wrote it"
-        raise CheckpointError(f"checkpoint {path} has format {version!r}, this a2c reads {FORMAT}: {advice}")
+    _check_format(state, path)
     for name in ("env_steps", "updates"):
         if type(state[name]) is not int or not 0 <= state[name] < 2**53:
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
@@ -92,8 +87,25 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _check_format(state: Any, path: Path) -> None:
+    """CheckpointError where `state` is not one of a2c's, of another format, or lacks an entry."""
+    number = state.get("format") if isinstance(state, dict) else None
+    if type(number) is not int or not 0 < number < 1000:
+        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no format{_advice(path)}")
+    if number != FORMAT:
+        writer = " ".join(str(state.get("version", FIRST_VERSION)).split())[:40]
+        advice = "update a2c" if number > FORMAT else f"install a2c {writer} to go on with this run, or start a new one"
+        raise CheckpointError(
+            f"checkpoint {path} was written by a2c {writer} in format {number}, a2c {__version__} reads format "
+            f"{FORMAT}: {advice}"
+        )
+    missing = [key for key in REQUIRED if key not in state]
+    if missing:
+        raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}{_advice(path)}")
+
+
 def _check_archive(path: Path) -> None:
-    """ValueError where an entry of the zip archive is damaged, packed (it could grow to any size) or of other kinds."""
+    """ValueError where an entry of the zip archive is damaged, compressed (it may expand to any size) or forbidden."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
@@ -101,22 +113,22 @@ def _check_archive(path: Path) -> None:
             raise ValueError("its entries are larger than the file")
         damaged = archive.testzip()
         if damaged is not None:
-            raise ValueError(f"its entry {damaged} does not have its checksum")
+            raise ValueError(f"the checksum of its entry {damaged} is wrong")
         for entry in entries:
             if entry.filename.lower().endswith("data.pkl"):  # torch finds names in either case
                 for opcode, name, _ in pickletools.genops(archive.read(entry)):
                     if opcode.name == "GLOBAL" and not NAMES.fullmatch(str(name)):
-                        raise ValueError(f"it must hold numbers, texts and tensors only, got {name}")
+                        raise ValueError(f"it must hold numbers, strings and tensors only, got {name}")
 
 
 def _check_extent(state: Any, size: int) -> None:
-    """ValueError where nested values hold more numbers than `size` bytes can, or tensors without numbers."""
+    """ValueError where nested values need more than `size` bytes, or where a tensor is not dense on the CPU."""
     rest = [state]
     while rest:
         value = rest.pop()
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.device.type != "cpu":
-                raise ValueError("it holds a tensor without numbers of its own")
+                raise ValueError("it holds a tensor that is not dense on the CPU")
             size -= value.numel() * value.element_size()
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         size -= len(items)
@@ -126,7 +138,7 @@ def _check_extent(state: Any, size: int) -> None:
 
 
 def to_tensors(value: Any) -> Any:
-    """Nested plain values as a checkpoint may hold them: arrays become tensors, tuples stay, the rest is kept."""
+    """Nested values as a checkpoint may hold them: NumPy arrays and scalars become tensors, the rest stays."""
     if isinstance(value, np.ndarray):
         return {ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, np.generic):
@@ -139,7 +151,7 @@ def to_tensors(value: Any) -> Any:
 
 
 def to_arrays(value: Any) -> Any:
-    """What `to_tensors` was given, in memory of its own."""
+    """The inverse of `to_tensors`, as a copy."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -154,9 +166,9 @@ def to_arrays(value: Any) -> Any:
 
 
 def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Path) -> torch.nn.Module:
-    """The network of `config`, on torch's `meta` device: without memory, and the checkpoint's fits it.
+    """The network of `config` on the `meta` device, without memory, after checking that the checkpoint's fits it.
 
-    CheckpointError where the checkpoint is of other observations, actions or layers, or a weight is NaN or infinite.
+    CheckpointError where observations, actions or layers differ, or where a weight is NaN or infinite.
     """
     for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
         if state[name] != now:
@@ -179,7 +191,7 @@ def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Pa
 
 
 def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
-    """`load_checkpoint`, and CheckpointError where it is of another kind of run than the one that goes on."""
+    """`load_checkpoint` to resume a run; CheckpointError where env, algorithm, optimizer or network differ."""
     state = load_checkpoint(path)
     with loading(path):
         check_belongs(state, config, path)
@@ -189,7 +201,7 @@ def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Whatever a state of the right kind but with wrong content raises becomes a CheckpointError."""
+    """Turn what wrong content of a checkpoint raises inside into a CheckpointError."""
     try:
         yield
     except (CheckpointError, WorkerError):
@@ -207,7 +219,7 @@ def _advice(path: Path) -> str:
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
-    """CheckpointError when the run that goes on is of another kind than the checkpoint's."""
+    """CheckpointError where the checkpoint's run had another env, algorithm or optimizer."""
     try:
         saved = Config.from_json(state["config"])
     except (TypeError, ValueError) as error:
@@ -215,4 +227,4 @@ def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
     for name in ("env", "algorithm", "optimizer"):
         was, now = getattr(saved, name), getattr(config, name)
         if was != now:
-            raise CheckpointError(f"checkpoint {path} is of {was}, got {name} {now}: leave {name} as it was")
+            raise CheckpointError(f"checkpoint {path} is of {name} {was}, got {now}: leave {name} as it was")

@@ -1,16 +1,16 @@
-"""What a run leaves behind and shows: rows, checkpoints, messages. A disk that refuses does not end the run."""
+"""What a run writes and shows: rows, checkpoints, messages. A disk that refuses does not end the run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from a2c.algorithms.base import TrainingStats
 from a2c.config.config import Config
-from a2c.envs.vector_env import Episode
-from a2c.learner import Learner
+from a2c.envs.single import Spaces
 from a2c.metrics.console import Display
 from a2c.metrics.files import write_atomically
 from a2c.metrics.logger import RunLogger
@@ -18,56 +18,78 @@ from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.metrics.plots import draw_curve
 from a2c.run.checkpoint import LATEST, save_checkpoint
 from a2c.run.run_dir import RunLock
-from a2c.update import learning_rate
 
-BEST = "best.pt"
-DISK_RETRY = 5.0  # seconds between two tries to save where the disk refused
-OF_A_SESSION = ("run_dir", "resume", "stop_after")  # settings that a resumed run has for itself
-COLLAPSED = 0.05  # share of log A under which a policy's entropy is worth a warning
+DISK_RETRY = 5.0  # seconds between two attempts to save where the disk refused
+PER_SESSION = ("run_dir", "resume", "stop_after")  # settings that a resumed run does not take from the one before
+COLLAPSED = 0.05  # share of log A below which a policy's entropy is worth a warning
+MetricsFunction = Callable[[], dict[str, float]]  # called for a row that is due: it costs time
 
 
 class RunOutputs:
-    """The files of a run directory and the display, behind one door.
+    """The files of a run directory and the display.
 
     Where the disk is full, read-only or gone, one message says so; rows wait in memory and the
-    checkpoint is tried again.
+    checkpoint is tried again later.
     """
 
-    def __init__(self, lock: RunLock, config: Config, resumed_at: int | None) -> None:
-        """`resumed_at`: env_steps at which a resumed run goes on; rows after them are dropped."""
-        self.lock, self.run_dir, self.config = lock, lock.run_dir, config
-        self.logger = RunLogger(self.run_dir, config, resumed_at)
-        self.display = Display(config)
-        # env_steps of the newest checkpoint; a new run has none, so one is due.
-        self.saved_at = -config.checkpoint_every if resumed_at is None else resumed_at
-        self.said: set[str] = set()
-        self.retry_at = 0.0  # when to try a disk again that has refused
+    def __init__(self, lock: RunLock, config: Config, spaces: Spaces, scores: ScoreWindow, timer: StageTimer) -> None:
+        """Nothing is written before `open`; `scores` and `timer` are fed by `log`."""
+        self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
+        self.uniform_entropy = math.log(max(spaces.n_actions, 2))  # nats
+        self.display = Display(config, spaces.frames_per_step)
+        self.logger: RunLogger  # from `open` on
+        self.is_open = False
+        self.env_steps = 0  # that have been logged
+        self.row: dict[str, float] = {}  # the newest row of metrics
+        self.messages: set[str] = set()
+        self.retry_at = 0.0  # when a disk that has refused is tried again
+
+    def open(self, resumed: Config | None = None, env_steps: int = 0, episodes_go_on: bool = False) -> None:
+        """Open files and display. A run that is `resumed` (its config until now) drops the rows after `env_steps`."""
+        self.logger = RunLogger(self.run_dir, self.config, env_steps if resumed else None)
+        self.is_open, self.env_steps = True, env_steps
+        self.display.start()
+        if resumed:
+            episodes = "its episodes go on" if episodes_go_on else "every environment starts a new episode"
+            self.message(f"resumed at {env_steps:,} env_steps; {episodes}")
+            self._note_changes(resumed, env_steps)
 
     def message(self, text: str, once: bool = False) -> None:
-        """One line for the person who watches; `once`: not again in this run."""
-        if not (once and text in self.said):
-            self.said.add(text)
+        """Show one line; `once`: only the first time in this run."""
+        if not (once and text in self.messages):
+            self.messages.add(text)
             self.display.message(text)
 
-    def note_changes(self, before: Config, env_steps: int) -> None:
-        """Say which settings a resumed run changes, and keep those until `env_steps` in a file of their own."""
+    def _note_changes(self, before: Config, env_steps: int) -> None:
+        """Show which settings a resumed run changes, and keep the old ones in config-until-`env_steps`.json."""
         old, new = vars(before), vars(self.config)
-        changes = [name for name in new if name not in OF_A_SESSION and old[name] != new[name]]
+        changes = [name for name in new if name not in PER_SESSION and old[name] != new[name]]
         for name in changes:
             self.message(f"{name}: {old[name]} -> {new[name]}")
         if changes:
             path = self.run_dir / f"config-until-{env_steps}.json"
             self._attempt(lambda: write_atomically(path, before.to_json().encode()))
 
-    def episodes(self, env_steps: int, seconds: float, games: Sequence[Episode]) -> None:
-        """A row per finished game."""
-        self._attempt(lambda: self.logger.episodes(env_steps, seconds, games))
+    def log(self, stats: TrainingStats, learner_metrics: MetricsFunction, last: bool = False) -> None:
+        """Count `stats`, write a row per finished episode, and a row of METRICS when one is due or it is the `last`."""
+        self.env_steps += stats.env_steps
+        self.scores.add(episode.score for episode in stats.episodes)
+        self.timer.add(stats.seconds)
+        self._attempt(lambda: self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes))
+        due = last or self.timer.row_seconds >= self.config.log_every
+        if due and self.env_steps > self.timer.row_steps:
+            self._log_row(self._metrics(learner_metrics))
+            self.timer.begin_row(self.env_steps)
 
-    def metrics(self, row: dict[str, float], n_actions: int) -> None:
-        """A row of METRICS, written and shown; a warning where the policy has stopped exploring."""
+    def _metrics(self, learner_metrics: MetricsFunction) -> dict[str, float]:
+        """A row of METRICS; those of an update are missing before the first one."""
+        return learner_metrics() | self.scores.metrics() | self.timer.metrics(self.env_steps)
+
+    def _log_row(self, row: dict[str, float]) -> None:
+        self.row = row
         self._attempt(lambda: self.logger.metrics(row))
         self.display.show(row)
-        if row.get("entropy", math.inf) < COLLAPSED * math.log(max(n_actions, 2)):
+        if row.get("entropy", math.inf) < COLLAPSED * self.uniform_entropy:
             self.message(
                 f"the policy's entropy has fallen under {COLLAPSED:.0%} of a uniform policy's: it hardly explores any "
                 "more; if the score is poor, try a higher entropy_coef or a lower learning_rate",
@@ -76,39 +98,40 @@ class RunOutputs:
 
     @property
     def can_save(self) -> bool:
-        """False for a while after a refusal of the disk."""
+        """False for a few seconds after the disk has refused a checkpoint."""
         return time.perf_counter() >= self.retry_at
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
-        """Write `state` to the file `name`; False where the disk refuses."""
+        """Write the checkpoint `state` to the file `name`; False where the disk refuses."""
 
         def write() -> None:
             self.logger.keep_config()
             save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
 
-        if not self._attempt(write):
+        saved = self._attempt(write)
+        if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY
-            return False
-        if name == LATEST:
-            self.saved_at = state["env_steps"]
-        return True
+        return saved
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows after `env_steps`, which will be replayed."""
         self.logger.rewind(env_steps)
+        self.timer.begin_row(env_steps)
+        self.env_steps, self.row = env_steps, {}
 
-    def report(self, row: dict[str, float], outcome: str) -> None:
-        """Draw the curve and print the table that ends a run."""
+    def report(self, reason: str, learner_metrics: MetricsFunction) -> None:
+        """Close the files, draw the learning curve, show the summary of a run that ended because of `reason`."""
+        self.close()
         title = f"{self.config.env}, seed {self.config.seed}"
-        with suppress(ValueError, TypeError, KeyError):  # somebody's editor was in episodes.csv
+        with suppress(ValueError, TypeError, KeyError):  # episodes.csv has been edited
             self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
-        self.lock.release()  # the end of the run had freed it, and it was taken anew for the picture
-        self.display.summary(row, outcome, self.run_dir)
+        self.display.summary(self.row or self._metrics(learner_metrics), reason, self.run_dir)
 
     def close(self) -> None:
-        """Write what waits, close the files, give the terminal back."""
+        """Write the rows that wait, close the files, remove the live display; may be called twice."""
         try:
-            self._attempt(self.logger.close)
+            if self.is_open:
+                self._attempt(self.logger.close)
         finally:
             self.display.close()
 
@@ -121,21 +144,3 @@ class RunOutputs:
             self.message(f"cannot write to {self.run_dir}: {reason}; the run goes on and tries again", once=True)
             return False
         return True
-
-
-def metrics_row(learner: Learner, scores: ScoreWindow, timer: StageTimer) -> dict[str, float]:
-    """All of METRICS as they stand; those of the newest update are missing while there is none."""
-    elapsed = timer.row_seconds
-    return {
-        "env_steps": learner.env_steps,
-        "seconds": timer.seconds,
-        "updates": learner.updates,
-        "episodes": scores.episodes,
-        "reward": scores.last_score,
-        "reward_100": scores.mean,
-        "best_reward_100": scores.best_mean,
-        "speed": (learner.env_steps - timer.row_steps) / elapsed,
-        "learning_rate": learning_rate(learner.config, learner.env_steps),
-        **{f"share_{stage}": seconds / elapsed for stage, seconds in timer.spent.items()},
-        **learner.update_metrics(),
-    }

@@ -1,4 +1,4 @@
-"""The directory of a run: its name, and one process at a time in it."""
+"""The directory of a run: its name, and a lock that keeps other processes out."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from a2c.metrics.files import BLOCK, TEMPORARY, open_regular
 LOCK = "lock"
 FILES = ("config.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
 STARTED = FILES[:3]  # what a start writes before its first checkpoint
-GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard")  # opened where they lie, so they must lie here
+GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard")  # written in place, so none may be a link
 LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed
 
 
 def run_directory(config: Config) -> Path:
-    """Where the run lives: a resumed one's, a new or empty one; ValueError where others' files lie."""
+    """The directory of a resumed run, else a new or empty one; ValueError where it holds other files."""
     if config.resume is not None:
         return config.resume
     name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -37,17 +37,17 @@ def run_directory(config: Config) -> Path:
         why = "holds no checkpoint, so no run can go on there; remove it if its rows are not needed"
         raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
     if taken:
-        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} goes on with a run")
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} resumes a run")
     return run_dir
 
 
 def _is_leftover(path: Path) -> bool:
-    """True for what a start that was killed may leave: it writes no row before its first checkpoint."""
+    """True for a file that a killed start may leave: it writes no row before its first checkpoint."""
     if path.name in GROWING and path.name in STARTED:
         with open(path, "rb", opener=open_regular) as table:
             table.readline(BLOCK)
             return not table.read(1)
-    return path.name in LEFTOVERS or path.name.startswith(LOCK + ".")  # a stale one that was put aside
+    return path.name in LEFTOVERS or path.name.startswith(LOCK + ".")  # a stale lock that was set aside
 
 
 class InUse(ValueError):
@@ -55,9 +55,9 @@ class InUse(ValueError):
 
 
 class RunLock:
-    """The lock of a run directory. The system frees it when its process ends, however that happens.
+    """The lock of a run directory. The operating system frees it when the process ends, however that happens.
 
-    On a file system without such locks a file stands for it, with the process and host that made it.
+    On a file system without such locks it is a file that names the process and host that made it.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -66,9 +66,10 @@ class RunLock:
         self._file: os.stat_result | None = None  # the lock file that is held
 
     def take(self) -> None:
-        """Make the directory, hold its lock, remove what a killed process left half-written.
+        """Make the directory, take its lock, remove half-written files of a killed process.
 
-        ValueError where another process holds it, where neither can be written, or where a link lies in the way.
+        ValueError where another process holds the lock, where the directory cannot be written, or where a link is in
+        the way.
         """
         try:
             self._take()
@@ -79,9 +80,9 @@ class RunLock:
             raise ValueError(f"run_dir must be a directory that can be written, got {where}") from error
 
     def keep(self) -> None:
-        """Make the directory and its lock again where somebody has removed them.
+        """Make the directory and its lock again where they have been removed.
 
-        InUse where another process holds the lock by now, OSError where the disk refuses.
+        InUse where another process has taken the lock meanwhile, OSError where the disk refuses.
         """
         with suppress(FileNotFoundError):
             if self._file is not None and os.path.samestat(self._file, os.stat(self.run_dir / LOCK)):
@@ -90,7 +91,7 @@ class RunLock:
         self._take()
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock, if it is held."""
         self._file = None
         self._lock.release(force=True)
 
@@ -114,16 +115,16 @@ class RunLock:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            # filelock takes over a dead process's file where two files can change names; network file systems refuse.
+            # filelock takes over the file of a dead process only where two files can be exchanged, which network file
+            # systems refuse.
             if not (isinstance(self._lock, SoftFileLock) and self._remove_stale()):
                 raise
             self._lock.acquire(timeout=0)
 
     def _remove_stale(self) -> bool:
-        """Remove the lock file of a dead process; False where its owner may live.
+        """Remove the lock file of a dead process; False where its owner may be alive.
 
-        Another process may have removed it and taken the lock since we looked, so it is looked at again under
-        a name of its own.
+        Another process may have removed it and taken the lock since it was read, so it is renamed and read again.
         """
         lock, aside = self.run_dir / LOCK, self.run_dir / f"{LOCK}.{secrets.token_hex(8)}{TEMPORARY}"
         if not _of_a_dead_process(lock):
@@ -131,14 +132,14 @@ class RunLock:
         with suppress(FileNotFoundError):
             os.rename(lock, aside)
             if not _of_a_dead_process(aside):
-                os.rename(aside, lock)  # whoever took the name meanwhile notices before its next write
+                os.rename(aside, lock)  # a process that took the lock meanwhile notices before its next write
                 return False
             aside.unlink()
         return True
 
 
 def _of_a_dead_process(path: Path) -> bool:
-    """True for a lock file whose process ran on this host and runs no more."""
+    """True for a lock file whose process was on this host and has ended."""
     try:
         pid, host = path.read_text(encoding="utf-8").splitlines()[:2]
         if host == socket.gethostname():

@@ -1,4 +1,4 @@
-"""Why a run is over."""
+"""When a run ends, and why."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from a2c.metrics.meters import ScoreWindow
 from a2c.processes.signals import StopRequest
 
 
-def outcome(config: Config, env_steps: int, scores: ScoreWindow, stop: StopRequest) -> str:
-    """Why the run ends at `env_steps`, in a few words, or an empty text while it goes on."""
+def stop_reason(config: Config, env_steps: int, scores: ScoreWindow, stop: StopRequest) -> str:
+    """Why the run ends at `env_steps`, in a few words; an empty string while it goes on."""
     if stop:
         return f"stopped by {stop.name}"
     if config.target_score is not None and scores.meets(config.target_score):
         return f"reached a mean score of {score(scores.reached)}"
     if config.stop_after and env_steps >= config.stop_after:
         return f"stopped after {env_steps:,} env_steps"
-    return "all environment steps played" if env_steps >= config.total_env_steps else ""
+    return "all environment steps done" if env_steps >= config.total_env_steps else ""

@@ -57,7 +57,7 @@ def test_one_worker_equals_the_synchronous_run_with_one_thread_bit_for_bit(flags
     alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one whatever is said
     together = run(tmp_path / "a2c", [*flags, "--threads", "1"], "a2c")
     assert alone["updates"] == together["updates"] > 1
-    for part in ("network", "env_steps", "scores", "learning"):
+    for part in ("network", "env_steps", "scores", "metrics"):
         assert same(alone[part], together[part]), part
     assert same(alone["optimizer"]["state"], together["optimizer"]["state"])
 
@@ -68,7 +68,7 @@ def test_many_workers_count_every_decision_and_end_together(tmp_path):
     assert 5000 <= state["env_steps"] < 5000 + 32 * 7
     played = sum(int(row["length"]) for row in lived(tmp_path / "run"))
     assert state["env_steps"] - 7 * 500 <= played <= state["env_steps"]
-    assert state["updates"] > 100 and state["learning"]["policy_lag"] >= 0
+    assert state["updates"] > 100 and state["metrics"]["policy_lag"] >= 0
     assert state["optimizer"]["state"][0]["step"] == pytest.approx(state["updates"], rel=0.02)  # races lose a few
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, 
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
     config = parse_config([*flags, "--total-env-steps", "30000", "--run-dir", str(tmp_path / "run")])
     whole = Trainer(config)
-    training_step, hit = whole.training_step, []
+    training_step, hit = whole.algorithm.training_step, []
 
     def advance_and_hit():
         progress = training_step()
@@ -181,11 +181,11 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, 
             hit.append(os.kill(whole.algorithm.workers.processes[1].pid, sign))
         return progress
 
-    whole.training_step = advance_and_hit
+    whole.algorithm.training_step = advance_and_hit
     assert whole.run() == 0 and hit
     out = capsys.readouterr().out
     said = "process of a worker died" if sign == signal.SIGKILL else "did not respond within 2 seconds"
-    assert said in out and "every environment starts a new game (try 1 of 3)" in out
+    assert said in out and "every environment starts a new episode (try 1 of 3)" in out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] >= 30000 and all(p.isfinite().all() for p in state["network"].values())
     steps = [int(row["env_steps"]) for row in lived(tmp_path / "run")]
@@ -220,7 +220,7 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
 def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "6000"]
     whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
-    training_step = whole.training_step
+    training_step = whole.algorithm.training_step
 
     pids = set()
 
@@ -231,7 +231,7 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
             signal.raise_signal(signal.SIGINT)
         return progress
 
-    whole.training_step = advance_and_interrupt
+    whole.algorithm.training_step = advance_and_interrupt
     assert whole.run() == 130
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
     assert whole.algorithm.workers is None
@@ -239,7 +239,7 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
     assert 2000 < state["env_steps"] < 6000
     assert cli.train(["--resume", str(tmp_path / "run"), "--no-progress"]) == 0
     out = capsys.readouterr().out
-    assert f"resumed at {state['env_steps']:,} env_steps; every environment starts a new game" in out
+    assert f"resumed at {state['env_steps']:,} env_steps; every environment starts a new episode" in out
     again = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert again["env_steps"] >= 6000 and again["updates"] > state["updates"]
 
@@ -266,16 +266,16 @@ def test_a3c_stays_in_main_memory_and_says_so(tmp_path, capsys):
 
 def test_what_is_no_number_is_not_saved_whoever_wrote_it(tmp_path):
     whole = Trainer(parse_config([*CARTPOLE, "--algorithm", "a3c", "--run-dir", str(tmp_path / "run")]))
-    training_step = whole.training_step
+    training_step = whole.algorithm.training_step
 
     def advance_and_poison():
         progress = training_step()
         with torch.no_grad():  # as a worker would, between two looks at its gradients
             next(whole.learner.net.parameters())[0] = float("nan")
-        whole.outputs.saved_at = -(10**9)  # a checkpoint is due
+        whole.state.saved_at = -(10**9)  # a checkpoint is due
         return progress
 
-    whole.training_step = advance_and_poison
+    whole.algorithm.training_step = advance_and_poison
     with pytest.raises(FloatingPointError):
         whole.run()
     assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
@@ -367,4 +367,4 @@ def test_a_signal_to_the_whole_group_stops_a_run_in_order(algorithm, sign, tmp_p
 def test_another_algorithm_cannot_take_over_a_run(tmp_path, capsys):
     run(tmp_path / "run", [*CARTPOLE, "--total-env-steps", "256"])
     assert cli.train(["--resume", str(tmp_path / "run"), "--algorithm", "a2c"]) == 2
-    assert "is of a3c, got algorithm a2c" in capsys.readouterr().err
+    assert "is of algorithm a3c, got a2c" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
     whole = Trainer(
         parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "6000", "--run-dir", str(tmp_path / "run")])
     )
-    training_step, broken = whole.training_step, []
+    training_step, broken = whole.algorithm.training_step, []
 
     def fail(requests):
         raise RuntimeError("CUDA out of memory")
@@ -109,7 +109,7 @@ def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
             broken[0]._predict = fail
         return progress
 
-    whole.training_step = advance_and_break
+    whole.algorithm.training_step = advance_and_break
     assert whole.run() == 0 and broken
     assert "the predictor failed: RuntimeError: CUDA out of memory: started again at" in capsys.readouterr().out
 

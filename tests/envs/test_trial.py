@@ -107,7 +107,7 @@ def test_restores_exactly_refuses_states_that_crash_or_hang_their_process(what, 
 def test_train_refuses_to_resume_damaged_episodes_before_anything_starts(run_dir, capsys):
     state = load_checkpoint(run_dir / "latest.pt")
     content = (run_dir / "latest.pt").read_bytes()
-    state["collector"]["envs"][0]["snapshots"][1][0]["frames"] = pack(bytes(7))
+    state["algorithm"]["envs"][0]["snapshots"][1][0]["frames"] = pack(bytes(7))
     del state["format"]
     save_checkpoint(run_dir / "latest.pt", state)
     files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}

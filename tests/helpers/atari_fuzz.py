@@ -46,7 +46,7 @@ POLICY = ("format", "config", "input_shape", "n_actions", "network")  # what eva
 
 def damage(state, random, policy):
     """Change a checkpoint's state in place, where `policy` what it is made of; says what was done."""
-    game = state["collector"]["envs"][0]["snapshots"][random.integers(2)][0]
+    game = state["algorithm"]["envs"][0]["snapshots"][random.integers(2)][0]
     kind = 5 if policy else random.integers(5)
     if kind == 0:  # bytes of the emulator's state, which its checksum does not show
         content = np.frombuffer(unpack(game["emulator"], STATE_LIMIT), np.uint8).copy()
@@ -59,7 +59,7 @@ def damage(state, random, policy):
         packed = game["emulator"]["zlib"] = game["emulator"]["zlib"].copy()
         packed[random.integers(len(packed))] ^= 1 + random.integers(255)
         return "bytes"
-    parts = {2: game, 3: state["collector"], 4: state, 5: {name: state[name] for name in POLICY}}
+    parts = {2: game, 3: state["algorithm"], 4: state, 5: {name: state[name] for name in POLICY}}
     everything = list(places(parts[kind]))
     *above, last = everything[random.integers(len(everything))]
     inside = state if kind == 5 else parts[kind]

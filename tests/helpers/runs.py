@@ -1,4 +1,4 @@
-"""Short runs that the tests share: how they are configured, started, disturbed and read back."""
+"""Short runs that several tests use: how they are configured, started, disturbed and read back."""
 
 import csv
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import a2c
 from a2c.config.config import Config
+from a2c.metrics.meters import METRICS
 from a2c.run.trainer import Trainer
 
 HELPERS = str(Path(__file__).parent)  # where an environment that is named in a flag can be imported from
@@ -34,23 +35,41 @@ def started(run_dir, *flags):
     )
 
 
-def lived(run_dir, name):
+def untimed_rows(run_dir, name):
     """Rows of a CSV file without its wall times."""
     with open(run_dir / name, newline="", encoding="utf-8") as file:
         return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
 
 
+def row_of(env_steps, **changes):
+    """A row of metrics with a different number in each column."""
+    return {name: float(i) for i, name in enumerate(METRICS)} | {"env_steps": env_steps, "episodes": 3, **changes}
+
+
 def disturbed(run_dir, disturb, at=2, **changes):
-    """A run of 480 decisions, `disturb()` called behind its rollout number `at`; the trainer and its exit code."""
-    run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
-    training_step, calls = run.training_step, []
+    """A run of 480 decisions with `disturb()` called after its rollout number `at`; the trainer and its exit code."""
+    trainer = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
+    after_rollout(trainer, lambda rollouts: disturb() if rollouts == at else None)
+    return trainer, trainer.run()
 
-    def step_and_disturb():
-        rollout = training_step()
-        calls.append(1)
-        if len(calls) == at:
-            disturb()
-        return rollout
 
-    run.training_step = step_and_disturb
-    return run, run.run()
+def after_rollout(trainer, act):
+    """Call `act(rollouts)` after each training step, with the number of rollouts so far."""
+    training_step, rollouts = trainer.algorithm.training_step, []
+
+    def step_and_act():
+        stats = training_step()
+        rollouts.append(stats.env_steps)
+        act(len(rollouts))
+        return stats
+
+    trainer.algorithm.training_step = step_and_act
+
+
+def opened(config):
+    """A trainer that has started its environments and opened its files."""
+    trainer = Trainer(config)
+    trainer.claim()
+    trainer.start()
+    trainer.outputs.open()
+    return trainer

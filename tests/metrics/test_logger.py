@@ -1,15 +1,11 @@
-"""What a run leaves behind and shows: scores, CSV files, TensorBoard tags, the curve, the progress line."""
+"""The log files of a run: rows of CSV files and points for TensorBoard."""
 
-import csv
 import math
-import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from runs import row_of, rows, tiny
 from tensorboardX.proto.event_pb2 import Event
 from toys import ConstantEnv, learn, vector
 
@@ -18,24 +14,12 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.learner import describe_update
-from a2c.metrics.console import Display, clock, score
 from a2c.metrics.files import exact
-from a2c.metrics.logger import SCORES, RunLogger
-from a2c.metrics.meters import EPISODE_COLUMNS, METRICS, WINDOW, ScoreWindow
-from a2c.metrics.plots import draw_curve
-from a2c.metrics.results import moving_mean, read_episodes
+from a2c.metrics.logger import SCORES, EventFile, RunLogger
+from a2c.metrics.meters import EPISODE_COLUMNS, METRICS
+from a2c.metrics.results import read_episodes
 from a2c.networks import MlpA2C
 from a2c.update import make_optimizer
-
-CLASSIC_TAGS = (
-    *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),
-    *("grad_l2", "grad_max", "grad_var", "reward", "reward_100", "speed"),
-)
-
-
-def rows(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def events(run_dir):
@@ -50,36 +34,7 @@ def events(run_dir):
     return found
 
 
-def row_of(env_steps, **changes):
-    return {name: float(i) for i, name in enumerate(METRICS)} | {"env_steps": env_steps, "episodes": 3, **changes}
-
-
-def test_scores_keep_a_window_and_the_best_mean_of_a_full_one():
-    scores = ScoreWindow()
-    assert math.isnan(scores.mean) and math.isnan(scores.last_update) and scores.best_mean == -math.inf
-    scores.add([50.0] * (WINDOW - 1))
-    assert scores.mean == 50.0 and not scores.full and scores.best_mean == -math.inf  # 99 lucky games prove nothing
-    scores.add([50.0, -50.0])
-    assert (scores.games, scores.last_update, scores.mean, scores.best_mean) == (WINDOW + 1, -50.0, 49.0, 50.0)
-    scores.add([0.0] * WINDOW)
-    assert (scores.mean, scores.best_mean) == (0.0, 50.0)
-
-
-def test_scores_survive_a_checkpoint():
-    scores, again = ScoreWindow(), ScoreWindow()
-    scores.add(float(i) for i in range(WINDOW + 20))
-    again.load_state_dict(scores.state_dict())
-    for both in (scores, again):
-        both.add([1000.0])
-    assert again.state_dict() == scores.state_dict() and again.mean == scores.mean
-
-
-def test_classic_tags_exist_and_every_metric_says_what_it_is():
-    assert set(CLASSIC_TAGS) <= set(METRICS)
-    assert all(len(text) > 15 for text in METRICS.values())
-
-
-def test_a_row_goes_to_the_csv_file_and_to_tensorboard(tmp_path):
+def test_run_logger_writes_a_row_to_the_csv_file_and_to_tensorboard(tmp_path):
     logger = RunLogger(tmp_path, Config())
     logger.metrics(row_of(64, reward_100=math.nan, speed=123456.789))
     (row,) = rows(tmp_path / "metrics.csv")  # flushed before it is closed
@@ -89,10 +44,10 @@ def test_a_row_goes_to_the_csv_file_and_to_tensorboard(tmp_path):
     assert row["reward_100"] == "nan"
     logged = events(tmp_path)
     assert logged["speed", 64] == pytest.approx(123456.789)
-    assert {tag for tag, _ in logged} == set(METRICS) - {"env_steps", "reward_100"}  # a nan draws no point
+    assert {tag for tag, _ in logged} == set(METRICS) - {"env_steps", "reward_100"}  # NaN draws no point
 
 
-def test_one_row_per_finished_game(tmp_path):
+def test_run_logger_writes_a_row_per_finished_episode(tmp_path):
     logger = RunLogger(tmp_path, Config())
     logger.episodes(40, 1.5, [Episode(0, -21.0, 900), Episode(3, 2.5, 800)])
     logger.episodes(80, 2.0, [])
@@ -106,7 +61,7 @@ def test_one_row_per_finished_game(tmp_path):
 
 
 @pytest.mark.parametrize("points", [21.0, -21.0, 1234567.0, 98765432.25, 0.1 + 0.2, 1e22, -0.0, math.inf])
-def test_scores_read_back_exactly(points, tmp_path):
+def test_run_logger_writes_scores_exactly(points, tmp_path):
     assert float(exact(points)) == points
     logger = RunLogger(tmp_path, Config())
     logger.episodes(40, 1.5, [Episode(0, points, 900)])
@@ -126,16 +81,16 @@ class Tenths(ConstantEnv):
         return obs, 0.7, *rest
 
 
-def test_fractions_of_points_are_summed_exactly():
+def test_vector_env_sums_fractions_of_points_exactly():
     envs, scores = vector(Tenths(), Tenths()), []
     envs.reset()
     for _ in range(10):
         *_, info = envs.step(np.zeros(2, np.int64))
-        scores += [game.score for game in info["episodes"]]
+        scores += [episode.score for episode in info["episodes"]]
     assert scores == [sum([0.7] * 10)] * 2 and scores[0] == pytest.approx(7.0, abs=1e-12)
 
 
-def test_resuming_drops_rows_that_will_be_lived_again(tmp_path):
+def test_run_logger_drops_rows_that_will_be_replayed(tmp_path):
     for keep_until in (None, 20):
         logger = RunLogger(tmp_path, Config(), keep_until)
         for env_steps in (10, 20, 30) if keep_until is None else (40,):
@@ -146,7 +101,7 @@ def test_resuming_drops_rows_that_will_be_lived_again(tmp_path):
         assert [row["env_steps"] for row in rows(tmp_path / name)] == ["10", "20", "40"]
 
 
-def test_a_half_written_last_line_is_dropped_on_resume(tmp_path):
+def test_run_logger_drops_a_half_written_last_line(tmp_path):
     RunLogger(tmp_path, Config()).close()
     with open(tmp_path / "episodes.csv", "a", encoding="utf-8") as file:
         file.write("10,1.00,5,6\n12,1.")
@@ -176,93 +131,34 @@ def test_learning_metrics_describe_the_gradient_before_the_clip():
     assert free["loss_entropy"] == pytest.approx(-config.entropy_coef * free["entropy"]) and free["entropy"] > 0.6
 
 
-def test_moving_mean_by_hand():
-    assert moving_mean(np.array([3.0, 5.0, 1.0, 7.0]), window=3).tolist() == pytest.approx([3.0, 4.0, 3.0, 13 / 3])
-    assert moving_mean(np.array([])).tolist() == []
+def test_event_file_holds_what_tensorboard_reads(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    file = EventFile(tmp_path / "board", first_step=40)
+    file.add(50, 1.0, {"reward": 2.5, "nothing": float("nan")})
+    file.close()
+    content = next((tmp_path / "board").iterdir()).read_bytes()
+    events, at = [], 0
+    while at < len(content):  # length, checksum, event, checksum
+        length = int.from_bytes(content[at : at + 8], "little")
+        events.append(Event.FromString(content[at + 12 : at + 12 + length]))
+        at += 16 + length
+    assert events[0].file_version == "brain.Event:2"
+    assert events[1].step == 40 and events[1].session_log.status == 1
+    (value,) = events[2].summary.value
+    assert (events[2].step, value.tag, value.simple_value) == (50, "reward", 2.5)
+    assert len(events) == 3
 
 
-def test_the_curve_is_a_picture_once_a_game_is_finished(tmp_path):
-    logger = RunLogger(tmp_path, Config())
-    assert draw_curve(tmp_path, "no game") is None
-    logger.episodes(100, 1.0, [Episode(0, -21.0, 50)])
-    logger.episodes(200, 2.0, [Episode(0, -20.0, 50)])
+def test_run_logger_may_lose_points_but_no_rows(tmp_path):
+    logger = RunLogger(tmp_path, tiny(tmp_path / "run"))
+    (tmp_path / "tensorboard").write_text("in the way")
+    for _ in range(2):
+        with pytest.raises(OSError, match="exists"):
+            logger.metrics({"env_steps": 80})
+    (tmp_path / "tensorboard").unlink()
+    logger.rewind(40)
+    logger.metrics({"env_steps": 80})
     logger.close()
-    path = draw_curve(tmp_path, "two games", target=18.0)
-    assert path == tmp_path / "curve.png" and path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
-
-
-def test_the_progress_line_says_it_all():
-    row = row_of(1500, games=7, reward_100=-20.25, best_reward_100=-math.inf, speed=500.0)
-    row |= {"share_env": 0.5, "share_act": 0.2, "share_learn": 0.3}
-    line = Display(Config(total_env_steps=10_000, progress=False)).line(row)
-    for part in (
-        "1,500/10,000 steps",
-        "7 games",
-        "mean -20.2",
-        "best -",
-        "500 steps/s",
-        "2,000 frames/s",
-        "left 0:00:17",
-    ):
-        assert part in line
-    assert "env 50% act 20% learn 30%" in line and "\n" not in line
-    cartpole = Display(Config(env="CartPole-v1", progress=False)).line(row)
-    assert "500 frames/s" in cartpole  # nothing is skipped there
-
-
-def test_times_and_scores_are_readable():
-    assert [clock(s) for s in (0, 59.9, 3661, math.nan, math.inf)] == ["0:00:00", "0:00:59", "1:01:01", "-", "-"]
-    assert [score(s) for s in (18.04, math.nan, -math.inf)] == ["18.0", "-", "-"]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_row_before_the_first_update_can_be_shown(terminal, capsys):
-    # With sliding windows the first rows have no loss yet.
-    display = Display(Config(progress=True))
-    display.console = Console(force_terminal=terminal, width=200)
-    row = {name: value for name, value in row_of(5).items() if name not in learning_names()}
-    if terminal:
-        display.console.print(display._panel(row))
-    else:
-        display.show(row)
-    display.close()
-    assert "episodes" in capsys.readouterr().out
-
-
-def shown_on_a_terminal(monkeypatch, kind, act):
-    """What `act(display)` writes to a terminal of 80 columns, and whether the display was a live one."""
-    screen, end = os.openpty()
-    with os.fdopen(end, "w") as stdout, monkeypatch.context() as patch:
-        patch.setenv("TERM", kind)
-        patch.setenv("COLUMNS", "80")
-        patch.setattr(sys, "stdout", stdout)
-        display = Display(Config(progress=True))
-        act(display)
-        stdout.write("\nend\n")
-        stdout.flush()
-        written = b""
-        while b"\r\nend\r\n" not in written:
-            written += os.read(screen, 65536)
-        shown = written.decode().replace("\r\n", "\n")
-        display.close()
-    os.close(screen)
-    return shown, display.live is not None
-
-
-@pytest.mark.parametrize(("kind", "live"), [("dumb", False), ("unknown", False), ("xterm", True)])
-def test_a_dumb_terminal_gets_a_line_per_row(kind, live, monkeypatch):
-    shown, is_live = shown_on_a_terminal(monkeypatch, kind, lambda display: display.show(row_of(1500)))
-    assert is_live == live
-    assert ("1,500/1,500,000 steps | 3 games" in shown) != live and ("\x1b[" in shown) == live
-
-
-def test_the_run_directory_can_be_copied_from_a_narrow_terminal(monkeypatch):
-    run_dir = Path("/a/rather/long/path/with [brackets] and :smile: and so on" + "/and/on" * 12)
-    shown, _ = shown_on_a_terminal(
-        monkeypatch, "dumb", lambda display: display.summary(row_of(1500), "stopped by SIGINT", run_dir)
-    )
-    assert f"\nrun directory {run_dir}\n" in shown
-
-
-def learning_names():
-    return set(METRICS) & {*CLASSIC_TAGS, "entropy", "ratio"} - {"reward", "reward_100", "speed"}
+    assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1

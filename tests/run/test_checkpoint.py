@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and read without trusting them."""
+"""Checkpoints: written atomically, and read without trusting them."""
 
 import os
 import pickle
@@ -7,6 +7,7 @@ import pytest
 import torch
 from toys import TinyNet
 
+import a2c
 from a2c.run.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
 
 
@@ -18,9 +19,9 @@ def state_of(net, **changes):
     state |= {
         "input_shape": [3],
         "n_actions": 5,
-        "collector": {},
+        "algorithm": {},
         "windows": {},
-        "learning": {},
+        "metrics": {},
         "scores": {},
         "saved_best": 1.5,
         "seconds": 2.5,
@@ -34,12 +35,13 @@ def one_line(refusal):
     return message
 
 
-def test_round_trip(tmp_path):
+def test_checkpoint_round_trip(tmp_path):
     net, path = TinyNet(seed=1), tmp_path / "latest.pt"
     state = state_of(net)
     save_checkpoint(path, state)
     loaded = load_checkpoint(path)
-    assert loaded["format"] == FORMAT and (loaded["env_steps"], loaded["updates"]) == (40, 2)
+    assert (loaded["format"], loaded["version"]) == (FORMAT, a2c.__version__)
+    assert (loaded["env_steps"], loaded["updates"]) == (40, 2)
     assert torch.equal(loaded["generators"][0], state["generators"][0])
     torch.testing.assert_close(loaded["optimizer"], state["optimizer"], rtol=0, atol=0)
     other = TinyNet(seed=2)
@@ -48,7 +50,7 @@ def test_round_trip(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["latest.pt"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_intact(tmp_path, monkeypatch):
+def test_checkpoint_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "latest.pt"
     save_checkpoint(path, state_of(TinyNet()))
     before = path.read_bytes()
@@ -64,7 +66,7 @@ def test_a_write_that_fails_leaves_the_old_file_intact(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_the_checkpoint_before_the_newest_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
+def test_checkpoint_before_the_newest_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
     def refuse(source, target):
         raise PermissionError("Operation not permitted")
 
@@ -82,7 +84,7 @@ def test_the_checkpoint_before_the_newest_is_kept_and_offered(hard_links, tmp_pa
     assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.pt", "previous.pt"]
 
 
-def test_the_new_file_is_on_disk_before_it_takes_the_old_one_s_place(tmp_path, monkeypatch):
+def test_checkpoint_is_on_disk_before_it_replaces_the_old_file(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
     monkeypatch.setattr(os, "replace", lambda source, target: calls.append("replace"))
@@ -90,7 +92,7 @@ def test_the_new_file_is_on_disk_before_it_takes_the_old_one_s_place(tmp_path, m
     assert calls == ["fsync", "replace"]
 
 
-def test_a_missing_file_is_refused(tmp_path):
+def test_checkpoint_that_is_missing_is_refused(tmp_path):
     for path in (tmp_path / "latest.pt", tmp_path):
         with pytest.raises(CheckpointError) as refusal:
             load_checkpoint(path)
@@ -98,7 +100,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 0.5, -1])
-def test_a_truncated_file_is_refused(tmp_path, keep):
+def test_checkpoint_that_is_truncated_is_refused(tmp_path, keep):
     path = tmp_path / "latest.pt"
     save_checkpoint(path, state_of(TinyNet()))
     content = path.read_bytes()
@@ -111,7 +113,7 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
 @pytest.mark.parametrize(
     "content", [b"hello, world\n", bytes(range(256)) * 8, b"\x80\x02.", b"PK\x03\x04" + bytes(64), b"\x89PNG\r\n\x1a\n"]
 )
-def test_a_foreign_file_is_refused(tmp_path, content):
+def test_checkpoint_that_is_another_kind_of_file_is_refused(tmp_path, content):
     path = tmp_path / "latest.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as refusal:
@@ -120,7 +122,7 @@ def test_a_foreign_file_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("state", [{"weight": torch.ones(2)}, [1, 2], torch.ones(2), 3])
-def test_another_program_s_checkpoint_is_refused(tmp_path, state):
+def test_checkpoint_of_another_program_is_refused(tmp_path, state):
     path = tmp_path / "latest.pt"
     torch.save(state, path)
     with pytest.raises(CheckpointError) as refusal:
@@ -128,12 +130,24 @@ def test_another_program_s_checkpoint_is_refused(tmp_path, state):
     assert "not one of a2c's" in one_line(refusal)
 
 
-def test_a_newer_format_is_refused(tmp_path):
+def test_checkpoint_of_a_newer_format_is_refused(tmp_path):
     path = tmp_path / "latest.pt"
-    torch.save({"format": FORMAT + 1, **state_of(TinyNet())}, path)
+    torch.save({"format": FORMAT + 1, "version": "9.8.7", **state_of(TinyNet())}, path)
     with pytest.raises(CheckpointError) as refusal:
         load_checkpoint(path)
-    assert f"format {FORMAT + 1}" in one_line(refusal) and "update" in str(refusal.value)
+    message = one_line(refusal)
+    assert f"written by a2c 9.8.7 in format {FORMAT + 1}" in message and message.endswith(": update a2c")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_checkpoint_of_an_older_format_is_refused_with_its_version(number, tmp_path):
+    path = tmp_path / "latest.pt"
+    torch.save({"format": number, "network": {}}, path)  # before the entries are checked
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    message = one_line(refusal)
+    assert f"written by a2c 0.1.0 in format {number}, a2c {a2c.__version__} reads format {FORMAT}" in message
+    assert message.endswith("install a2c 0.1.0 to go on with this run, or start a new one")
 
 
 class Bomb:
@@ -147,9 +161,9 @@ class Bomb:
 
 
 @pytest.mark.parametrize("save", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, protocol=2))])
-def test_a_malicious_checkpoint_is_not_executed(tmp_path, save):
+def test_checkpoint_with_malicious_code_is_not_executed(tmp_path, save):
     path, target = tmp_path / "latest.pt", tmp_path / "executed"
-    save({"format": FORMAT, **state_of(TinyNet(), bomb=Bomb(target))}, path)
+    save({"format": FORMAT, "version": a2c.__version__, **state_of(TinyNet(), bomb=Bomb(target))}, path)
     with pytest.raises(CheckpointError) as refusal:
         load_checkpoint(path)
     one_line(refusal)

@@ -1,4 +1,4 @@
-"""Whatever comes in from outside is taken or refused in one line; nothing else escapes."""
+"""Any command line, config file or checkpoint is accepted or refused in one line."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def one_line(error):
 @example(["--env-timeout", "nan"])
 @example(["--resume", "a\0b"])
 @example(["--run-dir"])
-def test_a_command_line_is_a_config_or_one_line(arguments):
+def test_parse_config_of_any_command_line(arguments):
     try:
         assert isinstance(parse_config(arguments), Config)
     except ValueError as error:
@@ -52,7 +52,7 @@ def test_a_command_line_is_a_config_or_one_line(arguments):
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES) | TEXT, JSON, max_size=5))
-def test_a_config_file_is_a_config_or_one_line(values):
+def test_config_from_any_json_object(values):
     try:
         config = Config.from_json(json.dumps(values))
     except ValueError as error:
@@ -65,7 +65,7 @@ def test_a_config_file_is_a_config_or_one_line(values):
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40))
-def test_a_config_file_of_any_text_is_refused_in_one_line(text):
+def test_config_from_any_text(text):
     try:
         Config.from_json(text)
     except ValueError as error:
@@ -75,7 +75,7 @@ def test_a_config_file_of_any_text_is_refused_in_one_line(text):
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "9" * 5000, '{"seed": ' + "9" * 5000 + "}"], ids=["deep", "long", "big"]
 )
-def test_a_config_file_that_is_too_much_is_refused_in_one_line(text):
+def test_config_from_json_that_is_too_deep_or_too_large(text):
     with pytest.raises(ValueError) as refusal:
         Config.from_json(text)
     one_line(refusal.value)
@@ -90,7 +90,7 @@ def run_dir(tmp_path_factory):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_damaged_checkpoint_is_refused_in_one_line_or_loads(data, run_dir, tmp_path):
+def test_checkpoint_with_damaged_bytes_is_refused_or_loads(data, run_dir, tmp_path):
     content = bytearray((run_dir / "latest.pt").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content) - 1))
@@ -113,7 +113,7 @@ def keys(state, path=()):
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_checkpoint_with_wrong_content_is_refused_in_one_line(data, run_dir, tmp_path_factory):
+def test_checkpoint_with_wrong_content_is_refused_in_one_line(data, run_dir, tmp_path_factory):
     state = torch.load(run_dir / "latest.pt", weights_only=True)
     *above, last = data.draw(st.sampled_from(sorted(keys(state), key=str)))
     inside = state

@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or gone, and a run directory that two processes want."""
+"""The outputs of a run while the disk is full, read-only or gone, and the lock of its directory."""
 
 import csv
 import os
@@ -9,90 +9,35 @@ import sys
 import threading
 
 import pytest
+from disks import FULL, Disk
 from runs import TINY, TRAIN_PY, disturbed, rows, tiny
 
+from a2c.algorithms.base import TrainingStats
 from a2c.cli import commands as cli
-from a2c.metrics.files import CsvTable
-from a2c.metrics.logger import EventFile, RunLogger
-from a2c.run import outputs as record
-from a2c.run import trainer
+from a2c.config.config import Config
+from a2c.envs.single import probe_spaces
+from a2c.envs.vector_env import Episode
+from a2c.metrics.meters import ScoreWindow, StageTimer
+from a2c.run import outputs, state
 from a2c.run.checkpoint import load_checkpoint
+from a2c.run.outputs import RunOutputs
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
-
-FULL = "/dev/full"  # every write to it fails with ENOSPC
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch):
-    monkeypatch.setattr(record, "DISK_RETRY", 0.0)
 
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """A disk that takes nothing more while `disk.full` is true (but a file may be cut)."""
-    real = open
-
-    class Disk:
-        full = False
-
-        def open(self, file, mode="r", *args, **kwargs):
-            full = self.full and str(file).startswith(str(tmp_path)) and set(mode) & set("wax")
-            return real(FULL, "wb", buffering=0) if full else real(file, mode, *args, **kwargs)
-
-    disk = Disk()
+    disk = Disk(tmp_path)
     monkeypatch.setattr("builtins.open", disk.open)
     return disk
 
 
-def test_rows_wait_while_the_disk_is_full(tmp_path, disk):
-    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
-    disk.full = True
-    for env_steps in (2, 3):
-        with pytest.raises(OSError, match="No space left"):
-            table.add([(env_steps, 4.0)])
-    disk.full = False
-    table.add([(4, 5.0)])
-    assert [row["env_steps"] for row in rows(tmp_path / "table.csv")] == ["1", "2", "3", "4"]
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(outputs, "DISK_RETRY", 0.0)
 
 
-def test_a_nearly_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
-    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
-    real = open
-
-    class Nearly:
-        """A file that takes three bytes and then no more."""
-
-        def __init__(self, *args, **kwargs):
-            self.file, self.room = real(*args, **kwargs), 3
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self.file.close()
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def write(self, content):
-            if not self.room:
-                raise OSError(28, "No space left on device")
-            self.room = 0
-            return self.file.write(content[:3])
-
-    monkeypatch.setattr("builtins.open", Nearly)
-    with pytest.raises(OSError, match="No space left"):
-        table.add([(222, 3.0)])
-    monkeypatch.undo()
-    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0"]
-    table.add([])
-    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "222,3.0"]
-
-
-def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys, disk):
+def test_run_outputs_lose_no_row_on_a_full_disk_and_say_so_once(tmp_path, capsys, disk):
     run_dir = tmp_path / "run"
 
     def fill():
@@ -107,14 +52,14 @@ def test_a_full_disk_costs_one_message_and_no_row(tmp_path, capsys, disk):
     assert capsys.readouterr().out.count("cannot write to") == 1
     written = [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")]
     assert written == list(range(80, 4001, 80))
-    assert len(rows(run_dir / "episodes.csv")) == run.scores.games
+    assert len(rows(run_dir / "episodes.csv")) == run.scores.episodes
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 4000
 
 
-def test_a_refused_row_does_not_keep_the_checkpoint_from_being_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "DISK_RETRY", 600.0)
+def test_run_outputs_save_checkpoints_while_a_table_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "DISK_RETRY", 600.0)
     run_dir, saved = tmp_path / "run", []
-    save = record.save_checkpoint
+    save = outputs.save_checkpoint
 
     def note(path, state, **kwargs):
         saved.append(state["env_steps"])
@@ -124,12 +69,12 @@ def test_a_refused_row_does_not_keep_the_checkpoint_from_being_saved(tmp_path, m
         (run_dir / "episodes.csv").unlink()
         (run_dir / "episodes.csv").mkdir()
 
-    monkeypatch.setattr(record, "save_checkpoint", note)
+    monkeypatch.setattr(outputs, "save_checkpoint", note)
     _, code = disturbed(run_dir, block)
     assert code == 0 and saved == [0, 80, 160, 240, 320, 400, 480]
 
 
-def test_a_directory_that_vanishes_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
+def test_run_dir_that_is_removed_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
     run_dir = tmp_path / "run"
     _, code = disturbed(run_dir, lambda: shutil.rmtree(run_dir))
     assert code == 0
@@ -138,20 +83,20 @@ def test_a_directory_that_vanishes_is_made_again_with_the_last_checkpoint(tmp_pa
     assert "resumed at 480" in capsys.readouterr().out
 
 
-def test_a_disk_that_never_takes_the_last_checkpoint_ends_the_run_with_one_line(tmp_path, monkeypatch, capsys):
+def test_run_state_gives_up_after_a_while_where_the_last_checkpoint_cannot_be_saved(tmp_path, monkeypatch, capsys):
     def refuse(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(record, "save_checkpoint", refuse)
-    monkeypatch.setattr(trainer, "DISK_PATIENCE", 0.2)
+    monkeypatch.setattr(outputs, "save_checkpoint", refuse)
+    monkeypatch.setattr(state, "DISK_PATIENCE", 0.2)
     assert cli.train([*TINY, "--total-env-steps", "160", "--run-dir", str(tmp_path / "run")]) == 1
     out, err = capsys.readouterr()
     assert out.count(f"cannot write to {tmp_path / 'run'}: Read-only file system") == 1
     assert err == f"error: the last checkpoint could not be written to {tmp_path / 'run'}\n"
 
 
-def test_a_run_waits_for_the_disk_at_its_end(tmp_path, monkeypatch):
-    save, refusals = record.save_checkpoint, []
+def test_run_state_waits_for_the_disk_at_the_end(tmp_path, monkeypatch):
+    save, refusals = outputs.save_checkpoint, []
 
     def refuse_twice(*args, **kwargs):
         refusals.append(1)
@@ -159,31 +104,12 @@ def test_a_run_waits_for_the_disk_at_its_end(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         save(*args, **kwargs)
 
-    monkeypatch.setattr(record, "save_checkpoint", refuse_twice)
+    monkeypatch.setattr(outputs, "save_checkpoint", refuse_twice)
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 80 and len(refusals) == 3
 
 
-def test_tensorboard_reads_what_the_event_file_holds(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-
-    file = EventFile(tmp_path / "board", first_step=40)
-    file.add(50, 1.0, {"reward": 2.5, "nothing": float("nan")})
-    file.close()
-    content = next((tmp_path / "board").iterdir()).read_bytes()
-    events, at = [], 0
-    while at < len(content):  # length, checksum, event, checksum
-        length = int.from_bytes(content[at : at + 8], "little")
-        events.append(Event.FromString(content[at + 12 : at + 12 + length]))
-        at += 16 + length
-    assert events[0].file_version == "brain.Event:2"
-    assert events[1].step == 40 and events[1].session_log.status == 1
-    (value,) = events[2].summary.value
-    assert (events[2].step, value.tag, value.simple_value) == (50, "reward", 2.5)
-    assert len(events) == 3
-
-
-def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_path, capsys):
+def test_run_lock_refuses_a_second_process_and_ends_with_its_process(tmp_path, capsys):
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0
     before = (tmp_path / "run" / "latest.pt").read_bytes()
     hold = (
@@ -204,7 +130,7 @@ def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(tmp_pat
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 160
 
 
-def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
+def test_run_lock_is_held_during_a_run_and_free_after_it(tmp_path):
     run_dir, refused = tmp_path / "run", []
 
     def knock():
@@ -227,14 +153,58 @@ def test_a_lock_is_held_during_a_run_and_free_behind_it(tmp_path):
     lock.release()
 
 
+def test_run_dir_is_locked_until_the_curve_is_drawn(tmp_path, monkeypatch):
+    lock, refused = RunLock(tmp_path / "run"), []
+
+    def draw(*args):
+        with pytest.raises(ValueError, match="in use by another process"):
+            lock.take()
+        refused.append(1)
+
+    monkeypatch.setattr(outputs, "draw_curve", draw)
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0 and refused
+    lock.take()
+    lock.release()
+
+
+def some_outputs(config):
+    lock = RunLock(config.run_dir)
+    lock.take()
+    found = RunOutputs(lock, config, probe_spaces(config), ScoreWindow(), StageTimer())
+    found.open()
+    return found
+
+
+def test_run_outputs_log_counts_episodes_and_writes_rows_when_due(tmp_path):
+    made = some_outputs(tiny(tmp_path, log_every=600.0))
+    assert made.display.frames_per_step == 1 and probe_spaces(Config()).frames_per_step == 4
+    asked = []
+
+    def learner_metrics():
+        asked.append(1)
+        return {"env_steps": 120, "updates": 3, "entropy": 0.5}
+
+    made.log(TrainingStats(80, [Episode(0, 9.0, 9), Episode(1, 5.0, 5)], {"env": 0.5}), learner_metrics)
+    assert not asked and not rows(tmp_path / "metrics.csv")  # no row is due, so no metric is computed
+    made.log(TrainingStats(40, [Episode(2, 7.0, 7)], {}), learner_metrics, last=True)
+    made.log(TrainingStats(0, [], {}), learner_metrics, last=True)  # nothing new
+    assert [row["env_steps"] for row in rows(tmp_path / "episodes.csv")] == ["80", "80", "120"]
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert (row["env_steps"], row["updates"], row["episodes"], float(row["reward_100"])) == ("120", "3", "3", 7.0)
+    made.rewind(80)
+    made.close()
+    assert made.env_steps == 80 and made.row == {}
+    made.lock.release()
+
+
 @pytest.mark.parametrize("bad", ["a\0b", "x" * 5000, "/proc/nowhere/run", "/dev/null/run"])
-def test_a_directory_that_cannot_be_is_refused_in_one_line(bad, capsys):
+def test_run_dir_that_is_impossible_is_refused_in_one_line(bad, capsys):
     assert cli.train([*TINY, "--total-env-steps", "80", "--run-dir", bad]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: run_dir must be a directory") and err.count("\n") == 1
 
 
-def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path):
+def test_run_dir_with_only_a_lock_counts_as_empty(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").touch()
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
@@ -242,34 +212,7 @@ def test_only_a_lock_of_a_refused_start_does_not_make_a_directory_taken(tmp_path
         assert len(list(csv.DictReader(file))) == 1
 
 
-def test_a_heal_on_a_full_disk_doubles_no_row(tmp_path, disk):
-    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 1.0), (2, 1.0), (3, 1.0)])
-    disk.full = True
-    table.rewind(1)
-    with pytest.raises(OSError, match="No space left"):
-        table.add([(2, 2.0)])
-    table.rewind(1)  # and once more before the disk has room
-    disk.full = False
-    table.add([(2, 3.0)])
-    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,1.0", "2,3.0"]
-
-
-def test_points_for_tensorboard_may_be_lost_and_rows_not(tmp_path):
-    logger = RunLogger(tmp_path, tiny(tmp_path / "run"))
-    (tmp_path / "tensorboard").write_text("in the way")
-    for _ in range(2):
-        with pytest.raises(OSError, match="exists"):
-            logger.metrics({"env_steps": 80})
-    (tmp_path / "tensorboard").unlink()
-    logger.rewind(40)
-    logger.metrics({"env_steps": 80})
-    logger.close()
-    assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
-
-
-def test_a_run_whose_output_goes_to_a_full_disk_or_a_closed_pipe_is_saved(tmp_path):
+def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
     for i, target in enumerate(("full", "closed")):
         args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "4000", "--log-every", "0.001"]
         stdout = os.open(FULL, os.O_WRONLY) if target == "full" else subprocess.PIPE

@@ -1,4 +1,4 @@
-"""A worker that dies, hangs or raises: the run goes back to its snapshot and ends as if nothing had happened."""
+"""Recovery of a run whose workers die, hang or raise, and signals to a run that hangs."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ from functools import partial
 import gymnasium as gym
 import psutil
 import pytest
-from runs import HELPERS, lived
+from runs import HELPERS, after_rollout, opened, untimed_rows
 from toys import same, wait_for
 
 from a2c.cli import commands as cli
@@ -20,7 +20,7 @@ from a2c.cli.flags import parse_config
 from a2c.config.config import Config
 from a2c.envs.make import _workers
 from a2c.processes.errors import WorkerError
-from a2c.run import trainer
+from a2c.run import state as run_state
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
@@ -30,18 +30,9 @@ PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-step
 
 
 def play(run_dir, flags, disturb=None):
-    """A run whose `disturb(trainer)` is called behind its fifth rollout; its last checkpoint."""
+    """A run with `disturb(trainer)` called after its fifth rollout; its last checkpoint."""
     run = Trainer(parse_config([*flags, "--run-dir", str(run_dir)]))
-    training_step, calls = run.training_step, []
-
-    def step_and_disturb():
-        rollout = training_step()
-        calls.append(1)
-        if len(calls) == 5 and disturb:
-            disturb(run)
-        return rollout
-
-    run.training_step = step_and_disturb
+    after_rollout(run, lambda rollouts: disturb(run) if rollouts == 5 and disturb else None)
     assert run.run() == 0
     return load_checkpoint(run_dir / "latest.pt")
 
@@ -66,17 +57,17 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("disturb", DISTURBANCES.values(), ids=DISTURBANCES.keys())
-def test_a_disturbed_run_equals_an_undisturbed_one_bit_for_bit(disturb, undisturbed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 3)
+def test_recovery_gives_the_bits_of_a_run_without_failures(disturb, undisturbed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 3)
     state = play(tmp_path / "run", PONG, disturb)
-    assert "started again at 960 env_steps, the same games go on (try 1 of 3)" in capsys.readouterr().out
-    for part in ("network", "optimizer", "collector", "scores", "updates", "saved_best"):
+    assert "started again at 960 env_steps, the same episodes go on (try 1 of 3)" in capsys.readouterr().out
+    for part in ("network", "optimizer", "algorithm", "scores", "updates", "saved_best"):
         assert same(undisturbed[1][part], state[part]), part
     for name in ("metrics.csv", "episodes.csv"):
-        assert lived(tmp_path / "run", name) == lived(undisturbed[0], name)
+        assert untimed_rows(tmp_path / "run", name) == untimed_rows(undisturbed[0], name)
 
 
-def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path, capsys):
+def test_recovery_ends_with_the_traceback_of_an_environment_that_always_raises(tmp_path, capsys):
     flags = troubled(tmp_path, "raise")
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run"), "--max-worker-restarts", "2"]) == 1
     out, err = capsys.readouterr()
@@ -87,54 +78,54 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_p
 
 
 @pytest.mark.parametrize("trouble", ["raise once", "hang once", "die once"])
-def test_trouble_that_passes_is_overcome(trouble, tmp_path, capsys):
-    flags = [*troubled(tmp_path, trouble), "--env-timeout", "6"]  # a busy machine is not to be taken for trouble
+def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys):
+    flags = [*troubled(tmp_path, trouble), "--env-timeout", "6"]  # a busy machine must not look like a failure
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert out.count("started again at") == 1
     said = {"raise once": "ValueError: the pole broke", "hang once": "did not respond within 6 seconds", "die once": ""}
     assert said[trouble] in out
-    assert "every environment starts a new game" in out  # CartPole inside an attribute: no snapshot sees it
+    assert "every environment starts a new episode" in out  # CartPole is inside an attribute, which no snapshot holds
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 16 * 20 * 10
 
 
-def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 1)
+def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
     run = Trainer(parse_config([*PONG, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
-    training_step, killed = run.training_step, set()
+    training_step, killed = run.algorithm.training_step, set()
 
-    def advance_and_kill():
+    def kill_and_step():
         steps = run.learner.env_steps
         if steps % 640 == 0 and steps not in killed:
             killed.add(steps)
             os.kill(worker(run, 0, 1), signal.SIGKILL)
         return training_step()
 
-    run.training_step = advance_and_kill
+    run.algorithm.training_step = kill_and_step
     assert run.run() == 0 and len(killed) == 4
 
 
-def test_workers_that_cannot_start_end_the_run(tmp_path, monkeypatch):
+def test_recovery_ends_where_workers_cannot_start(tmp_path, monkeypatch):
     run = Trainer(parse_config([*PONG, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
-    training_step, starts = run.training_step, []
+    training_step, starts = run.algorithm.training_step, []
 
-    def refuse(state):
+    def refuse(new_run):
         starts.append(1)
         raise WorkerError("the process of an environment died")
 
-    def advance_and_kill():
+    def kill_and_step():
         monkeypatch.setattr(run.algorithm, "start", refuse)
         os.kill(worker(run, 0, 1), signal.SIGKILL)
         return training_step()
 
-    run.training_step = advance_and_kill
+    run.algorithm.training_step = kill_and_step
     with pytest.raises(WorkerError, match="3 times without progress"):
         run.run()
     assert len(starts) == 2
 
 
 def troubled(tmp_path, order):
-    """Flags of a run of `TroubledEnv`, and the order that its environments will find."""
+    """Flags of a run of `TroubledEnv`, after writing the order that its environments follow."""
     file = tmp_path / "order"
     file.write_text(order)
     name = f"Troubled{abs(hash(str(tmp_path)))}-v0"
@@ -142,13 +133,13 @@ def troubled(tmp_path, order):
     return ["--env", name, "--backend", "async", *FLAGS, "--total-env-steps", str(16 * 20 * 10)]
 
 
-def test_config_rules_of_healing():
+def test_config_rules_of_recovery():
     assert Config().max_worker_restarts == 3 and Config().env_timeout == 60.0
     with pytest.raises(ValueError, match="env_timeout must be above 0"):
         Config(env_timeout=0.0)
 
 
-def test_an_observation_that_is_no_number_ends_the_run_with_one_line(tmp_path, capsys):
+def test_trainer_ends_with_one_line_at_an_observation_that_is_nan(tmp_path, capsys):
     flags = troubled(tmp_path, "nan once")
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run"), "--backend", "sync"]) == 1
     err = capsys.readouterr().err
@@ -156,34 +147,29 @@ def test_an_observation_that_is_no_number_ends_the_run_with_one_line(tmp_path, c
     assert all(p.isfinite().all() for p in load_checkpoint(tmp_path / "run" / "latest.pt")["network"].values())
 
 
-def test_the_best_policy_is_not_overwritten_by_a_worse_one_after_a_heal(tmp_path):
-    run = Trainer(
-        parse_config(["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--run-dir", str(tmp_path / "run")])
-    )
-    run.claim()
-    run.start()
-    run._open_outputs()
+def test_recovery_does_not_forget_the_best_policy(tmp_path):
+    flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--run-dir", str(tmp_path / "run")]
+    run = opened(parse_config(flags))
     run.scores.add([300.0] * 100)
-    assert run._save(run._remember())
-    run._heal(WorkerError("an environment died"))
+    run.state.capture()
+    assert run.state.save(run.outputs)
+    run.recovery.restart(WorkerError("an environment died"))
     run.scores.add([50.0] * 100)
-    run._save(run._remember())
+    run.state.capture()
+    assert run.state.save(run.outputs)
     run.close()
     assert load_checkpoint(tmp_path / "run" / "best.pt")["scores"]["last"] == [300.0] * 100
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["saved_best"] == 300.0
 
 
-def test_windows_do_not_run_on_into_new_games(tmp_path):
+def test_recovery_starts_new_windows_for_new_episodes(tmp_path):
     flags = ["--preset", "book", "--backend", "native", "--num-envs", "2", "--network", "small", "--frame-size", "42"]
-    run = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
-    run.claim()
-    run.start()
-    run._open_outputs()
+    run = opened(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
     for _ in range(2):
-        run.training_step()
-    run._remember()
+        run.algorithm.training_step()
+    run.state.capture()
     assert [len(window) for window in run.learner.windows.open] == [2, 2]
-    run._heal(WorkerError("an environment died"))
+    run.recovery.restart(WorkerError("an environment died"))
     assert [len(window) for window in run.learner.windows.open] == [0, 0]
     run.close()
 
@@ -194,7 +180,7 @@ def refuse():
     return gym.make("CartPole-v1")
 
 
-def test_a_failed_start_leaves_no_worker():
+def test_workers_of_a_failed_start_are_ended():
     good = partial(gym.make, "CartPole-v1")
     before = set(multiprocessing.active_children())
     with pytest.raises(WorkerError):
@@ -203,7 +189,7 @@ def test_a_failed_start_leaves_no_worker():
 
 
 def hanging_run(tmp_path, backend):
-    """A run in a process of its own whose environments hang for ever, once they do."""
+    """A run in a process of its own whose environments hang for ever from some step on."""
     flags = troubled(tmp_path, "hang")
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym; "
     code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]}); "
@@ -215,7 +201,7 @@ def hanging_run(tmp_path, backend):
     return run
 
 
-def test_a_hanging_worker_ends_with_its_trainer(tmp_path):
+def test_trainer_that_is_killed_takes_hanging_workers_with_it(tmp_path):
     run = hanging_run(tmp_path, "async")
     children = psutil.Process(run.pid).children(recursive=True)
     assert len(children) >= 16
@@ -225,7 +211,7 @@ def test_a_hanging_worker_ends_with_its_trainer(tmp_path):
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
+def test_trainer_ends_at_once_at_a_second_interrupt(tmp_path):
     run = hanging_run(tmp_path, "sync")
     run.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -256,7 +242,7 @@ os._exit(0)  # a thread in the sleeping environment of this process would wait f
 
 
 @pytest.mark.parametrize("how", ["async", "sync", "a3c", "ga3c"])
-def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
+def test_trainer_in_a_notebook_survives_two_interrupts_without_workers(how, tmp_path):
     flags = troubled(tmp_path, "hang")
     flags = [*flags, *(["--algorithm", how, "--workers", "2"] if "a3c" in how else ["--backend", how])]
     arguments = [HELPERS, flags[flags.index("--env") + 1], str(tmp_path / "order"), *flags]
@@ -272,10 +258,10 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     began = time.monotonic()
     run.send_signal(signal.SIGINT)
     _, alive = psutil.wait_procs(family, timeout=15)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], "a worker lives on"
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], "a worker is still alive"
     out, err = run.communicate("go on\n", timeout=60)
     assert time.monotonic() - began < 30 and run.returncode == 0, err
-    if how == "ga3c":  # its trainer waits for no player, so the first interrupt may have ended the run in order
+    if how == "ga3c":  # its trainer waits for no actor, so the first interrupt may have ended the run
         assert out.splitlines()[-1] in ("alive 42", "interrupted again"), (out, err)
     else:
         assert out.endswith("interrupted\nalive 42\n"), (out, err)
@@ -285,15 +271,15 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
 
 
 @pytest.mark.parametrize("waits_for", ["disk", "worker"])
-def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(waits_for, tmp_path):
+def test_train_command_that_waits_ends_at_a_second_interrupt_and_shows_the_cursor(waits_for, tmp_path):
     import pty
 
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym\n"
     code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]})\n"
     if waits_for == "disk":
-        code += "from a2c import record\n"
+        code += "from a2c.run import outputs\n"
         code += "def refuse(*args, **kwargs): raise OSError(28, 'No space left on device')\n"
-        code += "record.save_checkpoint = refuse\n"
+        code += "outputs.save_checkpoint = refuse\n"
     code += "from a2c.cli.commands import train; sys.exit(train(sys.argv[4:]))"
     flags = [flag for flag in troubled(tmp_path, "hang") if flag != "--no-progress"]
     if waits_for == "disk":
@@ -329,11 +315,33 @@ def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(wa
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_run_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):
-    run = Trainer(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))
-    run.claim()
-    run.start()
-    run._open_outputs()
+def test_trainer_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):
+    run = opened(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))
+    run.state.save_when_due(run.outputs)
     run.close()  # as much as a kill would have left
     assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "320"]) == 0
-    assert "resumed at 0 env_steps; its games go on" in capsys.readouterr().out
+    assert "resumed at 0 env_steps; its episodes go on" in capsys.readouterr().out
+
+
+def test_recovery_starts_no_worker_where_the_run_is_asked_to_stop(tmp_path, monkeypatch):
+    flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--run-dir", str(tmp_path / "run")]
+    run = opened(parse_config(flags))
+    run.algorithm.training_step()
+    monkeypatch.setattr(run.algorithm, "start", None)
+    run.stop.number = signal.SIGTERM
+    run.recovery.restart(WorkerError("an environment died"))
+    assert run.state.env_steps == 0 and not run.algorithm.groups
+    run.close()
+
+
+def test_recovery_that_gives_up_saves_the_state_in_memory(tmp_path):
+    flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--max-worker-restarts", "1"]
+    run = opened(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
+    run.algorithm.training_step()
+    run.state.capture()
+    run.algorithm.training_step()
+    run.recovery.restart(WorkerError("first"))
+    with pytest.raises(WorkerError, match=r"second \(2 times without progress\)"):
+        run.recovery.restart(WorkerError("second"))
+    run.close()
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 320

@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed equals one that never stopped, bit for bit."""
+"""A run that is stopped and resumed gives the bits of one that was not stopped."""
 
 import copy
 import csv
@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from runs import lived, started
+from runs import started, untimed_rows
 from toys import play, same, wait_for
 
 from a2c.cli.flags import parse_config
@@ -42,18 +42,8 @@ CASES = {
     "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4"],
     "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2"],
     "sticky breakout": [
-        *(
-            "--env",
-            "ALE/Breakout-v5",
-            "--backend",
-            "sync",
-            "--num-envs",
-            "2",
-            "--terminal-on-life-loss",
-            "--precision",
-            "bfloat16",
-        ),
-        *("--network", "small", "--frame-size", "42"),
+        *("--env", "ALE/Breakout-v5", "--backend", "sync", "--num-envs", "2", "--terminal-on-life-loss"),
+        *("--precision", "bfloat16", "--network", "small", "--frame-size", "42"),
     ],
     "lstm": ["--preset", "lstm", "--num-envs", "8", "--threads", "2", "--rollout-steps", "10"],
     "lstm, rmsprop": [
@@ -65,19 +55,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
-def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(flags, tmp_path):
+def test_trainer_resumed_gives_the_bits_of_a_run_without_a_stop(flags, tmp_path):
     num_envs = int(flags[flags.index("--num-envs") + 1])
     half, whole = 60 * num_envs, 120 * num_envs
     straight = run(tmp_path / "straight", flags, [whole])
     resumed = run(tmp_path / "resumed", flags, [half, whole])
     assert straight["env_steps"] == resumed["env_steps"] == whole
-    for part in ("network", "optimizer", "collector", "windows", "scores", "updates", "saved_best"):
+    for part in ("network", "optimizer", "algorithm", "windows", "scores", "updates", "saved_best"):
         assert same(straight[part], resumed[part]), part
     for name in ("metrics.csv", "episodes.csv"):
-        assert lived(tmp_path / "straight", name) == lived(tmp_path / "resumed", name)
+        assert untimed_rows(tmp_path / "straight", name) == untimed_rows(tmp_path / "resumed", name)
 
 
-def test_a_run_that_a_signal_to_its_group_has_stopped_equals_a_straight_one(tmp_path):
+def test_trainer_resumed_after_a_signal_to_its_process_group(tmp_path):
     stopped = started(tmp_path / "stopped", "--backend", "async", "--threads", "2")
     wait_for(lambda: stopped.stdout.readline().count(" steps/s "))
     os.killpg(stopped.pid, signal.SIGTERM)
@@ -89,23 +79,23 @@ def test_a_run_that_a_signal_to_its_group_has_stopped_equals_a_straight_one(tmp_
     config = parse_config(resume)
     assert Trainer(replace(config, run_dir=tmp_path / "straight", resume=None)).run() == 0
     resumed, straight = (load_checkpoint(tmp_path / name / "latest.pt") for name in ("stopped", "straight"))
-    for part in ("network", "optimizer", "collector", "scores", "updates"):
+    for part in ("network", "optimizer", "algorithm", "scores", "updates"):
         assert same(straight[part], resumed[part]), part
 
 
-def test_a_native_run_resumes_with_new_games_and_says_so(tmp_path, capsys):
+def test_trainer_resumes_native_environments_with_new_episodes(tmp_path, capsys):
     flags = ["--preset", "pong-fast", "--num-envs", "4"]
     state = run(tmp_path / "run", flags, [80, 160])
     assert state["env_steps"] == 160
-    assert "resumed at 80 env_steps; every environment starts a new game" in capsys.readouterr().out
+    assert "resumed at 80 env_steps; every environment starts a new episode" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "CartPole-v1"])
-def test_a_snapshot_restores_into_another_environment(env):
+def test_snapshot_restores_into_another_environment(env):
     def fresh(seed):
-        game = SnapshotWrapper(make_env(Config(env=env), find_spec(env), seed))
-        game.reset(seed=seed)
-        return game
+        new = SnapshotWrapper(make_env(Config(env=env), find_spec(env), seed))
+        new.reset(seed=seed)
+        return new
 
     first, other = fresh(3), fresh(4)
     actions = np.random.default_rng(0).integers(first.action_space.n, size=200)
@@ -119,13 +109,13 @@ def test_a_snapshot_restores_into_another_environment(env):
     assert same(play(other, actions[50:]), expected)
 
 
-def test_a_restored_game_ends_with_the_same_pictures_wherever_in_a_decision_it_ends():
+def test_snapshot_of_atari_gives_the_same_last_frames_wherever_in_a_decision_an_episode_ends():
     config = Config(env="BreakoutNoFrameskip-v4", frame_size=42)
     straight, other = (SnapshotWrapper(make_env(config, find_spec(config.env), seed)) for seed in (0, 1))
     other.reset(seed=1)
     random, frames = np.random.default_rng(0), []
-    for game in range(8):
-        straight.reset(seed=game)
+    for seed in range(8):
+        straight.reset(seed=seed)
         terminated = False
         while not terminated:
             snapshot, action = straight.snapshot, int(random.integers(4))
@@ -138,37 +128,37 @@ def test_a_restored_game_ends_with_the_same_pictures_wherever_in_a_decision_it_e
     assert min(frames) < 4  # where the last picture is the one before
 
 
-def test_a_saved_atari_game_is_small():
-    game = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
-    game.reset(seed=0)
+def test_snapshot_of_atari_is_small():
+    atari = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    atari.reset(seed=0)
     for _ in range(50):
-        game.step(2)
+        atari.step(2)
     file = io.BytesIO()
-    torch.save(to_tensors(game.snapshot), file)
+    torch.save(to_tensors(atari.snapshot), file)
     assert len(file.getvalue()) < 20_000
 
 
-def test_games_that_do_not_come_back_exactly_start_anew_and_the_run_says_so(tmp_path, monkeypatch, capsys):
+def test_trainer_starts_new_episodes_where_the_old_ones_are_not_restored_exactly(tmp_path, monkeypatch, capsys):
     flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "2"]
     run(tmp_path / "run", flags, [40])
     set_state = AtariGame.set_state
     monkeypatch.setattr(AtariGame, "set_state", lambda self, state: set_state(self, state) and False)
     assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run() == 0
-    assert "resumed at 40 env_steps; every environment starts a new game" in capsys.readouterr().out
+    assert "resumed at 40 env_steps; every environment starts a new episode" in capsys.readouterr().out
 
 
-def test_an_emulator_that_does_not_take_its_state_back_is_noticed(monkeypatch):
-    game = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
-    game.reset(seed=0)
+def test_snapshot_is_not_exact_where_the_emulator_ignores_it(monkeypatch):
+    atari = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 0))
+    atari.reset(seed=0)
 
     other = SnapshotWrapper(make_env(Config(), find_spec("PongNoFrameskip-v4"), 1))
     other.reset(seed=1)
     monkeypatch.setattr(ale_py.ALEInterface, "restoreState", lambda self, state: None)
-    other.snapshot = game.snapshot
+    other.snapshot = atari.snapshot
     assert not other.exact
 
 
-def test_a_resumed_run_may_change_what_the_environments_do(tmp_path):
+def test_trainer_resumed_may_change_environment_settings(tmp_path):
     flags = ["--env", "BreakoutNoFrameskip-v4", "--backend", "sync", "--num-envs", "2", "--network", "small"]
     run(tmp_path / "run", [*flags, "--frame-size", "42"], [40])
     changes = ["--terminal-on-life-loss", "--max-episode-frames", "200", "--noop-max", "0", "--stop-after", "200"]
@@ -179,7 +169,7 @@ def test_a_resumed_run_may_change_what_the_environments_do(tmp_path):
 
 
 class Odd(gym.Env):
-    """An environment with state that no snapshot can hold, or that a fresh one does not have yet."""
+    """An environment with state that no snapshot can hold, or that a new one does not have yet."""
 
     observation_space, action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
 
@@ -225,7 +215,7 @@ LOST = [
     ],
     ids=str,
 )
-def test_state_that_a_snapshot_cannot_hold_is_noticed(hidden, exact):
+def test_snapshot_is_not_exact_for_state_that_it_cannot_hold(hidden, exact):
     first, other = SnapshotWrapper(Odd(hidden)), SnapshotWrapper(Odd(copy.deepcopy(hidden)))
     first.step(1)
     other.snapshot = to_arrays(to_tensors(first.snapshot))
@@ -233,7 +223,7 @@ def test_state_that_a_snapshot_cannot_hold_is_noticed(hidden, exact):
     assert other.unwrapped.trail == [1]
 
 
-def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, monkeypatch):
+def test_trainer_resumed_tells_a_limit_of_the_machine_from_a_damaged_checkpoint(tmp_path, monkeypatch):
     flags = [*CASES["frozen lake"], "--backend", "async", "--num-envs", "2"]
     run(tmp_path / "run", flags, [20])
 
@@ -247,7 +237,7 @@ def test_a_limit_of_the_machine_is_not_called_a_damaged_checkpoint(tmp_path, mon
     assert not isinstance(refused.value, CheckpointError)
 
 
-def test_texts_that_have_changed_are_restored():
+def test_snapshot_restores_arrays_of_strings():
     first, other = (SnapshotWrapper(Odd(np.array(["S", "F"]))) for _ in range(2))
     first.unwrapped.hidden[1] = "H"
     other.snapshot = to_arrays(to_tensors(first.snapshot))
@@ -257,7 +247,7 @@ def test_texts_that_have_changed_are_restored():
 
 @pytest.mark.parametrize("late", [{1, 2}, 3, deque([1])])
 @pytest.mark.parametrize("where", ["saved", "restored"])
-def test_an_attribute_that_one_environment_alone_has_is_noticed(where, late):
+def test_snapshot_is_not_exact_where_one_environment_lacks_an_attribute(where, late):
     first, other = SnapshotWrapper(Odd(0)), SnapshotWrapper(Odd(0))
     (first if where == "saved" else other).unwrapped.late = late
     other.snapshot = to_arrays(to_tensors(first.snapshot))

@@ -1,13 +1,17 @@
-"""A run that is over stays as it is: resumed, it starts nothing and changes nothing."""
+"""When a run ends, and that a finished run which is resumed starts and changes nothing."""
 
 import pytest
 
 from a2c.algorithms.base import TrainingStats
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
+from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
+from a2c.metrics.meters import ScoreWindow
+from a2c.processes.signals import StopRequest
 from a2c.run import trainer
 from a2c.run.checkpoint import load_checkpoint
+from a2c.run.stop import stop_reason
 from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--num-envs", "4", "--no-progress", "--log-every", "0.1"]
@@ -18,7 +22,7 @@ ENDS = {
 KEPT = ("latest.pt", "previous.pt", "best.pt", "metrics.csv", "episodes.csv", "curve.png", "config.json")
 
 
-def begin(algorithm, run_dir, *more):
+def flags_of(algorithm, run_dir, *more):
     workers = [] if algorithm == "a2c" else ["--workers", "2"]
     return [*FLAGS, "--algorithm", algorithm, *workers, "--run-dir", str(run_dir), *more]
 
@@ -29,11 +33,9 @@ def contents(run_dir):
 
 @pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-def test_a_finished_run_that_is_resumed_starts_no_worker_and_changes_no_byte(
-    end, algorithm, tmp_path, capsys, monkeypatch
-):
+def test_trainer_of_a_finished_run_starts_no_worker_and_changes_no_byte(end, algorithm, tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "run"
-    assert cli.train(begin(algorithm, run_dir, *end)) == 0
+    assert cli.train(flags_of(algorithm, run_dir, *end)) == 0
     before = contents(run_dir)
     assert len(before) >= 6
     capsys.readouterr()
@@ -50,26 +52,42 @@ def test_a_finished_run_that_is_resumed_starts_no_worker_and_changes_no_byte(
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] >= state["env_steps"] + 200
 
 
-def test_a_target_that_was_reached_stays_reached_whatever_games_end_meanwhile(tmp_path, capsys):
+def test_stop_reason_of_a_target_holds_whatever_episodes_end_later(tmp_path, capsys):
     run_dir = tmp_path / "run"
-    whole = Trainer(parse_config(begin("a2c", run_dir, "--target-score", "12")))
-    whole.algorithm.drain = lambda: TrainingStats(
-        0, [Episode(0, 0.0, 1)] * 100, {}
-    )  # what workers finish while they leave
+    whole = Trainer(parse_config(flags_of("a2c", run_dir, "--target-score", "12")))
+    whole.algorithm.drain = lambda: TrainingStats(0, [Episode(0, 0.0, 1)] * 100, {})  # episodes that workers finish
     assert whole.run() == 0 and whole.scores.mean < 12
     assert "CartPole-v1: reached a mean score of" in capsys.readouterr().out
     assert cli.train(["--resume", str(run_dir)]) == 0
     assert "finished already" in capsys.readouterr().out
     again = Trainer(parse_config(["--resume", str(run_dir), "--target-score", "100"]))
-    assert not again._outcome()
+    assert not again.stop_reason()
     again.close()
 
 
-def test_a_checkpoint_of_a_finished_run_is_written_after_the_last_rows(tmp_path, monkeypatch):
-    saved = []
-    whole = Trainer(parse_config(begin("a2c", tmp_path / "run", "--total-env-steps", "640", "--checkpoint-every", "1")))
-    save = whole._save
-    whole.algorithm.drain = lambda: saved.append("settled") or TrainingStats(0, [], {})
-    whole._save = lambda state: saved.append(state["env_steps"]) or save(state)
+def test_trainer_saves_a_finished_run_after_its_last_row(tmp_path):
+    done = []
+    flags = ["--total-env-steps", "640", "--checkpoint-every", "1"]
+    whole = Trainer(parse_config(flags_of("a2c", tmp_path / "run", *flags)))
+    log, save = whole.outputs.log, whole.outputs.save
+    whole.algorithm.drain = lambda: done.append("drain") or TrainingStats(0, [], {})
+    whole.outputs.log = lambda *args, **kwargs: log(*args, **kwargs) or done.append("log")
+    whole.outputs.save = lambda name, state: done.append(state["env_steps"]) or save(name, state)
     assert whole.run() == 0
-    assert saved == [0, 128, 256, 384, 512, "settled", 640]
+    assert done == [0, "log", 128, "log", 256, "log", 384, "log", 512, "log", "drain", "log", 640]
+
+
+def test_stop_reason_names_signal_target_and_budget():
+    scores, stop = ScoreWindow(), StopRequest()
+    config = Config(target_score=10.0, stop_after=500, total_env_steps=2000)
+    assert stop_reason(config, 499, scores, stop) == ""
+    assert stop_reason(config, 1500, scores, stop) == "stopped after 1,500 env_steps"
+    scores.add([10.0] * 99)
+    assert stop_reason(config, 499, scores, stop) == ""  # 99 episodes are too few
+    scores.add([12.0])
+    assert stop_reason(config, 499, scores, stop) == "reached a mean score of 10.0"
+    scores.add([0.0] * 100)
+    assert stop_reason(config, 499, scores, stop) == "reached a mean score of 10.0"
+    stop.number = 2
+    assert stop_reason(config, 499, scores, stop) == "stopped by SIGINT"
+    assert stop_reason(Config(total_env_steps=2000), 2000, scores, StopRequest()) == "all environment steps done"

@@ -1,4 +1,4 @@
-"""Whole runs, short ones: their files, their seeds, how they are interrupted, resumed and evaluated."""
+"""Short runs from start to end: their files, seeds, signals, and how they are resumed and evaluated."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def run_dir(tmp_path_factory):
     return run_dir
 
 
-def test_a_run_leaves_every_file(run_dir):
+def test_trainer_writes_every_file(run_dir):
     names = {path.name for path in run_dir.iterdir()}
     assert names == {
         "config.json",
@@ -43,7 +43,7 @@ def test_a_run_leaves_every_file(run_dir):
     assert list((run_dir / "tensorboard").iterdir())
 
 
-def test_every_documented_metric_is_written(run_dir):
+def test_trainer_writes_every_metric(run_dir):
     written = rows(run_dir / "metrics.csv")
     assert [int(row["env_steps"]) for row in written] == [80, 160, 240, 320, 400, 480]  # 4 environments, 20 steps
     assert [int(row["updates"]) for row in written] == [4, 8, 12, 16, 20, 24]  # 4 batches: no more than environments
@@ -54,17 +54,17 @@ def test_every_documented_metric_is_written(run_dir):
     assert float(last["speed"]) > 0 and float(last["entropy"]) < 0.6932  # below log 2
 
 
-def test_the_games_of_a_run_are_all_written(run_dir):
-    games, last = rows(run_dir / "episodes.csv"), rows(run_dir / "metrics.csv")[-1]
-    assert len(games) == int(last["episodes"]) > 5
-    lengths = [int(game["length"]) for game in games]
-    assert [float(game["score"]) for game in games] == lengths and 480 - 4 * 100 < sum(lengths) <= 480
+def test_trainer_writes_every_episode(run_dir):
+    episodes, last = rows(run_dir / "episodes.csv"), rows(run_dir / "metrics.csv")[-1]
+    assert len(episodes) == int(last["episodes"]) > 5
+    lengths = [int(episode["length"]) for episode in episodes]
+    assert [float(episode["score"]) for episode in episodes] == lengths and 480 - 4 * 100 < sum(lengths) <= 480
     assert float(last["reward"]) == lengths[-1] and float(last["reward_100"]) == pytest.approx(
         sum(lengths) / len(lengths), rel=1e-4
     )
 
 
-def test_the_same_seed_gives_the_same_weights_bit_for_bit(run_dir, tmp_path):
+def test_trainer_with_the_same_seed_gives_the_same_bits(run_dir, tmp_path):
     Trainer(tiny(tmp_path / "same")).run()
     Trainer(tiny(tmp_path / "other", seed=1)).run()
     first, same, other = (
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(run_dir, tmp_path):
     assert not torch.equal(first["policy.0.weight"], other["policy.0.weight"])
 
 
-def test_training_changes_every_parameter(run_dir):
+def test_trainer_changes_every_parameter(run_dir):
     untrained = Trainer(tiny(run_dir / "unused"))
     untrained.close()
     fresh = untrained.learner.net.state_dict()
@@ -82,7 +82,7 @@ def test_training_changes_every_parameter(run_dir):
     assert all(not torch.equal(fresh[name], trained[name]) for name in fresh)
 
 
-def test_a_resumed_run_goes_on_in_its_directory(tmp_path, capsys):
+def test_trainer_resumes_in_the_same_directory(tmp_path, capsys):
     run_dir = tmp_path / "run"
     flags = [*TINY, "--log-every", "0.000001", "--no-lr-decay"]
     assert cli.train([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)]) == 0
@@ -100,20 +100,20 @@ def test_a_resumed_run_goes_on_in_its_directory(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [run_dir]
 
 
-def test_resuming_a_finished_run_ends_at_once(run_dir):
+def test_trainer_of_a_finished_run_ends_at_once(run_dir):
     before = load_checkpoint(run_dir / "latest.pt")
     assert cli.train(["--resume", str(run_dir)]) == 0
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == before["env_steps"]
 
 
-def test_a_run_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
+def test_trainer_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", total_env_steps=100_000, target_score=5.0, num_envs=8))
     assert trainer.run() == 0
-    assert trainer.scores.games >= 100 and trainer.learner.env_steps < 10_000  # random play scores 20 or so
+    assert trainer.scores.episodes >= 100 and trainer.learner.env_steps < 10_000  # random play scores 20 or so
     assert load_checkpoint(tmp_path / "run" / "best.pt")["env_steps"] == trainer.learner.env_steps
 
 
-def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
+def test_trainer_saves_checkpoints_during_the_run(tmp_path, monkeypatch):
     saved = []
     save = RunOutputs.save
     monkeypatch.setattr(
@@ -123,15 +123,14 @@ def test_checkpoints_come_while_the_run_goes_on(tmp_path, monkeypatch):
     assert saved == [0, 160, 320, 480]
 
 
-def test_a_signal_while_a_row_is_written_loses_nothing(tmp_path, monkeypatch):
-    # It comes after the question whether the run is over and before the next rollout.
+def test_trainer_loses_nothing_at_a_signal_while_a_row_is_written(tmp_path, monkeypatch):
     trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
     monkeypatch.setattr("a2c.run.outputs.Display.show", lambda self, row: signal.raise_signal(signal.SIGINT))
     assert trainer.run() == 130
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == trainer.learner.env_steps == 80
 
 
-def test_the_book_preset_learns_from_sliding_windows(tmp_path):
+def test_trainer_with_the_book_preset_learns_from_sliding_windows(tmp_path):
     flags = ["--preset", "book", "--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
     assert cli.train([*flags, "--total-env-steps", "332", "--run-dir", str(tmp_path / "run")]) == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
@@ -140,16 +139,16 @@ def test_the_book_preset_learns_from_sliding_windows(tmp_path):
     assert json.loads(state["config"])["sliding_batch"] == 32
 
 
-def test_the_pong_preset_trains(tmp_path):
+def test_trainer_with_the_pong_preset(tmp_path):
     flags = ["--preset", "pong-fast", "--num-envs", "4", "--threads", "2", "--total-env-steps", "160"]
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert (state["env_steps"], state["updates"]) == (160, 8)
     assert state["network"]["normalizer.count"] > 0 and state["input_shape"] == [4, 42, 42]
-    assert not (tmp_path / "run" / "curve.png").exists()  # no game is finished yet
+    assert not (tmp_path / "run" / "curve.png").exists()  # no episode is finished yet
 
 
-def test_evaluate_prints_the_scores_of_a_run(run_dir, capsys):
+def test_evaluate_command_prints_the_scores_of_a_run(run_dir, capsys):
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(f"13 episodes of {run_dir}: mean ") and line.count("\n") == 1
@@ -169,7 +168,7 @@ SIGNALS = [("async", signal.SIGINT), ("async", signal.SIGTERM), ("native", signa
 
 
 @pytest.mark.parametrize(("backend", "number"), SIGNALS)
-def test_a_signal_ends_a_run_in_order(backend, number, tmp_path):
+def test_trainer_saves_and_ends_at_a_signal(backend, number, tmp_path):
     run = started(tmp_path / "run", "--backend", backend)
     wait_for(lambda: run.stdout.readline().count(" steps/s "))
     children = psutil.Process(run.pid).children(recursive=True)
@@ -185,7 +184,7 @@ def test_a_signal_ends_a_run_in_order(backend, number, tmp_path):
     assert gone(children)
 
 
-def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
+def test_trainer_that_is_killed_leaves_no_worker(tmp_path):
     run = started(tmp_path / "run", "--backend", "async")
     wait_for(lambda: run.stdout.readline().count(" steps/s "))
     children = psutil.Process(run.pid).children(recursive=True)
@@ -195,7 +194,7 @@ def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
     assert gone(children)
 
 
-def test_a_signal_while_the_workers_start_ends_the_run_too(tmp_path):
+def test_trainer_ends_at_a_signal_while_workers_start(tmp_path):
     run = started(tmp_path / "run", "--backend", "async")
     wait_for(lambda: run.stdout.readline().startswith("run directory"))
     run.send_signal(signal.SIGINT)
@@ -203,18 +202,18 @@ def test_a_signal_while_the_workers_start_ends_the_run_too(tmp_path):
     assert run.returncode == 130 and "Traceback" not in err
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_path):
+def test_trainer_stops_at_a_gradient_that_is_nan_and_keeps_the_checkpoint(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every=80))
-    training_step, calls = trainer.training_step, []
+    training_step, calls = trainer.algorithm.training_step, []
 
-    def poison():
+    def poison_and_step():
         calls.append(1)
         if len(calls) == 3:
             with torch.no_grad():
                 trainer.learner.net.value[-1].bias.fill_(float("nan"))
         return training_step()
 
-    trainer.training_step = poison
+    trainer.algorithm.training_step = poison_and_step
     with pytest.raises(FloatingPointError, match=r"policy loss is nan at update 9;"):
         trainer.run()
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
@@ -228,14 +227,14 @@ def test_a_trainer_runs_once(tmp_path):
         trainer.run()
 
 
-def test_a_deterministic_run_gives_the_same_weights_and_leaves_torch_as_it_was(run_dir, tmp_path):
+def test_trainer_with_deterministic_gives_the_same_bits_and_restores_torch_settings(run_dir, tmp_path):
     assert Trainer(tiny(tmp_path / "run", deterministic=True)).run() == 0
     assert not torch.are_deterministic_algorithms_enabled()
     plain, strict = (load_checkpoint(path / "latest.pt")["network"] for path in (run_dir, tmp_path / "run"))
     assert all(torch.equal(plain[name], strict[name]) for name in plain)
 
 
-def test_a_policy_that_has_stopped_exploring_is_worth_one_warning(tmp_path, capsys):
+def test_trainer_warns_once_of_a_policy_that_hardly_explores(tmp_path, capsys):
     trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
     with torch.no_grad():
         trainer.learner.net.policy[-1].bias.copy_(torch.tensor([20.0, 0.0]))
@@ -244,12 +243,12 @@ def test_a_policy_that_has_stopped_exploring_is_worth_one_warning(tmp_path, caps
     assert out.count("entropy has fallen under 5% of a uniform policy's") == 1
 
 
-def test_a_run_without_clipping_reports_its_gradients(tmp_path):
+def test_trainer_without_clipping_reports_gradients(tmp_path):
     assert Trainer(tiny(tmp_path / "run", max_grad_norm=0.0, log_every=1e-6)).run() == 0
     assert float(rows(tmp_path / "run" / "metrics.csv")[-1]["grad_max"]) > 0
 
 
-def test_parameters_that_are_no_numbers_are_not_saved(tmp_path):
+def test_trainer_does_not_save_parameters_that_are_infinite(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every=1))
     step = trainer.learner.optimizer.step
 

@@ -1,0 +1,53 @@
+"""Recovery from failing workers: back to the state in memory, and all workers anew."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from a2c.algorithms.base import Algorithm
+from a2c.config.config import Config
+from a2c.processes.errors import WorkerError
+from a2c.processes.signals import StopRequest
+from a2c.run.outputs import RunOutputs
+from a2c.run.state import RunState
+
+
+class Recovery:
+    """Restarts the algorithm of a run, at most `max_worker_restarts` times in a row without progress."""
+
+    def __init__(
+        self, config: Config, algorithm: Algorithm, state: RunState, outputs: RunOutputs, stop: StopRequest
+    ) -> None:
+        self.config, self.algorithm, self.state, self.outputs, self.stop = config, algorithm, state, outputs, stop
+        self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the furthest failure
+
+    def restart(self, error: WorkerError) -> None:
+        """Go back to the state in memory and start the workers anew, as a resumed run does.
+
+        Starts none where the run has been asked to stop: what stops it may have killed its workers too.
+        Raises WorkerError, with the state saved, where that was in vain too often.
+        """
+        while True:
+            self._go_back()
+            if self.stop:
+                return
+            if self.restarts > self.config.max_worker_restarts:
+                with suppress(OSError):
+                    self.state.save_last(self.outputs)
+                raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
+            try:
+                go_on = self.state.restart()
+                break
+            except (WorkerError, ValueError) as again:
+                error = again if isinstance(again, WorkerError) else WorkerError(str(again))
+        episodes = "the same episodes go on" if go_on else "every environment starts a new episode"
+        attempt = f"(try {self.restarts} of {self.config.max_worker_restarts})"
+        self.outputs.message(f"{error}: started again at {self.state.env_steps:,} env_steps, {episodes} {attempt}")
+
+    def _go_back(self) -> None:
+        env_steps = self.state.env_steps
+        self.restarts = 1 if env_steps > self.failed_at else self.restarts + 1
+        self.failed_at = max(self.failed_at, env_steps)
+        self.algorithm.close(failed=True)
+        self.state.restore()
+        self.outputs.rewind(self.state.env_steps)

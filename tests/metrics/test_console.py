@@ -1,0 +1,92 @@
+"""The display: lines, the live panel, the summary."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from runs import row_of
+
+from a2c.config.config import Config
+from a2c.metrics.console import Display, clock, score
+
+BEFORE_UPDATES = (
+    *("env_steps", "seconds", "updates", "episodes", "reward", "reward_100", "best_reward_100", "speed"),
+    *("share_env", "share_act", "share_learn"),
+)
+
+
+def test_display_line_holds_steps_scores_speed_and_shares():
+    row = row_of(1500, episodes=7, reward_100=-20.25, best_reward_100=-math.inf, speed=500.0)
+    row |= {"share_env": 0.5, "share_act": 0.2, "share_learn": 0.3}
+    line = Display(Config(total_env_steps=10_000, progress=False), frames_per_step=4).line(row)
+    for part in (
+        "1,500/10,000 steps",
+        "7 episodes",
+        "mean -20.2",
+        "best -",
+        "500 steps/s",
+        "2,000 frames/s",
+        "left 0:00:17",
+    ):
+        assert part in line
+    assert "env 50% act 20% learn 30%" in line and "\n" not in line
+    cartpole = Display(Config(env="CartPole-v1", progress=False), frames_per_step=1).line(row)
+    assert "500 frames/s" in cartpole
+
+
+def test_clock_and_score_as_text():
+    assert [clock(s) for s in (0, 59.9, 3661, math.nan, math.inf)] == ["0:00:00", "0:00:59", "1:01:01", "-", "-"]
+    assert [score(s) for s in (18.04, math.nan, -math.inf)] == ["18.0", "-", "-"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_display_shows_a_row_before_the_first_update(terminal, capsys):
+    # With sliding windows the first rows have no loss yet.
+    display = Display(Config(progress=True), frames_per_step=4)
+    display.console = Console(force_terminal=terminal, width=200)
+    row = {name: value for name, value in row_of(5).items() if name in BEFORE_UPDATES}
+    if terminal:
+        display.console.print(display._panel(row))
+    else:
+        display.show(row)
+    display.close()
+    assert "episodes" in capsys.readouterr().out
+
+
+def shown_on_a_terminal(monkeypatch, kind, act):
+    """What `act(display)` writes to a terminal of 80 columns, and whether the display has a live panel."""
+    screen, end = os.openpty()
+    with os.fdopen(end, "w") as stdout, monkeypatch.context() as patch:
+        patch.setenv("TERM", kind)
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "stdout", stdout)
+        display = Display(Config(progress=True), frames_per_step=4)
+        display.start()
+        act(display)
+        stdout.write("\nend\n")
+        stdout.flush()
+        written = b""
+        while b"\r\nend\r\n" not in written:
+            written += os.read(screen, 65536)
+        shown = written.decode().replace("\r\n", "\n")
+        display.close()
+    os.close(screen)
+    return shown, display.live is not None
+
+
+@pytest.mark.parametrize(("kind", "live"), [("dumb", False), ("unknown", False), ("xterm", True)])
+def test_display_prints_a_line_per_row_on_a_dumb_terminal(kind, live, monkeypatch):
+    shown, is_live = shown_on_a_terminal(monkeypatch, kind, lambda display: display.show(row_of(1500)))
+    assert is_live == live
+    assert ("1,500/1,500,000 steps | 3 episodes" in shown) != live and ("\x1b[" in shown) == live
+
+
+def test_display_summary_does_not_break_the_run_directory(monkeypatch):
+    run_dir = Path("/a/rather/long/path/with [brackets] and :smile: and so on" + "/and/on" * 12)
+    shown, _ = shown_on_a_terminal(
+        monkeypatch, "dumb", lambda display: display.summary(row_of(1500), "stopped by SIGINT", run_dir)
+    )
+    assert f"\nrun directory {run_dir}\n" in shown

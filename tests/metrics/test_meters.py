@@ -1,0 +1,55 @@
+"""The score window, the timer, the list of metrics."""
+
+import math
+
+from a2c.metrics.meters import METRICS, WINDOW, ScoreWindow, StageTimer
+
+CLASSIC_TAGS = (
+    *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),
+    *("grad_l2", "grad_max", "grad_var", "reward", "reward_100", "speed"),
+)
+
+
+def test_score_window_keeps_the_best_mean_of_a_full_window():
+    scores = ScoreWindow()
+    assert math.isnan(scores.mean) and math.isnan(scores.last_score) and scores.best_mean == -math.inf
+    scores.add([50.0] * (WINDOW - 1))
+    assert scores.mean == 50.0 and not scores.full and scores.best_mean == -math.inf  # 99 lucky episodes prove nothing
+    scores.add([50.0, -50.0])
+    assert scores.metrics() == {
+        "episodes": WINDOW + 1,
+        "reward": -50.0,
+        "reward_100": 49.0,
+        "best_reward_100": 50.0,
+    }
+    scores.add([0.0] * WINDOW)
+    assert (scores.mean, scores.best_mean) == (0.0, 50.0)
+
+
+def test_score_window_goes_on_after_a_checkpoint():
+    scores, again = ScoreWindow(), ScoreWindow()
+    scores.add(float(i) for i in range(WINDOW + 20))
+    again.load_state_dict(scores.state_dict())
+    for both in (scores, again):
+        both.add([1000.0])
+    assert again.state_dict() == scores.state_dict() and again.mean == scores.mean
+
+
+def test_metrics_hold_the_classic_tags_and_describe_each():
+    assert set(CLASSIC_TAGS) <= set(METRICS)
+    assert all(len(text) > 15 for text in METRICS.values())
+
+
+def test_stage_timer_reports_speed_and_shares_since_the_last_row(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("a2c.metrics.meters.time.perf_counter", lambda: now[0])
+    timer = StageTimer()
+    timer.start(seconds=50.0, env_steps=1000)
+    timer.add({"env": 1.0, "act": 0.5, "learn": 0.5})
+    timer.add({"env": 1.0})
+    now[0] += 4.0
+    shares = {"share_env": 0.5, "share_act": 0.125, "share_learn": 0.125}
+    assert timer.metrics(1400) == {"seconds": 54.0, "speed": 100.0, **shares}
+    timer.begin_row(1400)
+    now[0] += 1.0
+    assert timer.metrics(1450) == {"seconds": 55.0, "speed": 50.0, **dict.fromkeys(shares, 0.0)}

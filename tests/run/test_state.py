@@ -1,0 +1,92 @@
+"""The state of a run in memory and on disk."""
+
+import pytest
+import torch
+from runs import opened, tiny
+from toys import same
+
+from a2c.run import state as run_state
+from a2c.run.checkpoint import REQUIRED, CheckpointError, load_checkpoint
+from a2c.run.trainer import Trainer
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A trainer whose environments are started and whose files are open."""
+    trainer = opened(tiny(tmp_path / "run", checkpoint_every=160, num_minibatches=1))
+    yield trainer
+    trainer.close()
+
+
+def test_run_state_capture_is_a_copy_and_restore_goes_back_to_it(trainer):
+    state = trainer.state
+    captured = state.capture()
+    assert captured is state.in_memory and captured["env_steps"] == 0
+    before = [parameter.clone() for parameter in trainer.learner.net.parameters()]
+    trainer.algorithm.training_step()
+    trainer.scores.add([1.0])
+    assert captured["env_steps"] == 0 and captured["scores"]["episodes"] == 0 and state.env_steps == 80
+    assert not all(map(torch.equal, before, trainer.learner.net.parameters()))
+    state.restore()
+    assert all(map(torch.equal, before, trainer.learner.net.parameters()))
+    assert state.env_steps == trainer.learner.updates == trainer.scores.episodes == 0
+
+
+def test_run_state_restart_replays_the_same_bits(trainer):
+    trainer.algorithm.training_step()
+    trainer.state.capture()
+    stats = trainer.algorithm.training_step()
+    first = trainer.state.capture()
+    trainer.state.save(trainer.outputs)
+    trainer.algorithm.close(failed=True)
+    trainer.state.restore()
+    assert trainer.state.restart()  # its episodes go on
+    assert trainer.state.env_steps == 160 and stats.env_steps == 80
+    again = trainer.state.capture()
+    for part in ("network", "optimizer", "algorithm", "scores", "windows", "metrics"):
+        assert same(first[part], again[part]), part
+
+
+def test_run_state_saves_a_checkpoint_when_due_and_else_captures(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
+    trainer = opened(tiny(tmp_path / "run", checkpoint_every=160))
+    steps = []
+    for _ in range(4):
+        trainer.state.save_when_due(trainer.outputs)
+        saved = load_checkpoint(tmp_path / "run" / "latest.pt")
+        steps.append((saved["env_steps"], trainer.state.in_memory["env_steps"]))
+        trainer.algorithm.training_step()
+    assert steps == [(0, 0), (0, 80), (160, 160), (160, 240)]
+    trainer.state.save_last(trainer.outputs)
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == trainer.state.saved_at == 320
+    assert set(load_checkpoint(tmp_path / "run" / "latest.pt")) == set(REQUIRED)
+    trainer.close()
+
+
+def test_run_state_saves_the_best_policy_once_100_episodes_are_finished(trainer, tmp_path):
+    best = tmp_path / "run" / "best.pt"
+    for scores, saved in (([5.0] * 99, None), ([5.0], 5.0), ([4.0], 5.0), ([50.0], 5.44)):
+        trainer.scores.add(scores)
+        trainer.state.capture()
+        assert trainer.state.save(trainer.outputs)
+        assert (load_checkpoint(best)["saved_best"] if best.exists() else None) == saved
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["saved_best"] == 5.44
+
+
+def test_run_state_load_refuses_damaged_content_in_one_line(trainer, tmp_path):
+    trainer.state.save(trainer.outputs)
+    checkpoint = load_checkpoint(tmp_path / "run" / "latest.pt")
+    for name, bad in (("scores", {}), ("seconds", "long"), ("optimizer", None)):
+        with pytest.raises(CheckpointError, match="holds a damaged state") as refusal:
+            trainer.state.load(tmp_path / "run" / "latest.pt", {**checkpoint, name: bad})
+        assert "\n" not in str(refusal.value)
+
+
+def test_run_state_of_a_resumed_run_keeps_its_wall_time(tmp_path):
+    assert Trainer(tiny(tmp_path / "run", stop_after=160)).run() == 0
+    before = load_checkpoint(tmp_path / "run" / "latest.pt")["seconds"]
+    resumed = Trainer(tiny(None, resume=tmp_path / "run"))
+    resumed.start()
+    assert before <= resumed.state.in_memory["seconds"] < before + 5.0
+    assert resumed.state.saved_at == resumed.state.env_steps == 160
+    resumed.close()
