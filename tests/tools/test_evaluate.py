@@ -208,7 +208,7 @@ def pack(path, method):
 
 
 def test_packed_entries_are_refused(good, tmp_path, capsys):
-    run_dir = changed(good, tmp_path, put("collector", "x", value=torch.zeros(10_000_000)))
+    run_dir = changed(good, tmp_path, put("algorithm", "x", value=torch.zeros(10_000_000)))
     pack(run_dir / "latest.pt", zipfile.ZIP_DEFLATED)
     assert (run_dir / "latest.pt").stat().st_size < 1_000_000
     code, error = refused(["evaluate", run_dir], capsys)
