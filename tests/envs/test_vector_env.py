@@ -191,15 +191,15 @@ def test_a_seed_decides_the_games_and_rows_differ(backend):
     assert not np.array_equal(first[:, 0], first[:, 1])
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8])
-def test_native_games_do_not_depend_on_the_number_of_threads(threads):
+def test_native_games_do_not_depend_on_the_number_of_threads():
     actions = random_actions(60, 8, 6)
     traces = []
-    for count in (1, threads):
+    for count in (1, 3, 8):
         with playing(backend="native", num_envs=8, threads=count, noop_max=30) as envs:
             traces.append(play(envs, actions))
-    for one, other in zip(*traces, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(one[:4], other[:4], strict=True))
+    for one, *others in zip(*traces, strict=True):
+        for other in others:
+            assert all(np.array_equal(a, b) for a, b in zip(one[:4], other[:4], strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -270,11 +270,14 @@ def test_points_for_tensorboard_may_be_lost_and_rows_not(tmp_path):
 
 
 def test_a_run_whose_output_goes_to_a_full_disk_or_a_closed_pipe_is_saved(tmp_path):
+    runs = []
     for i, target in enumerate(("full", "closed")):
-        args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "4000", "--log-every", "0.001"]
+        args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "800", "--log-every", "0.001"]
         stdout = os.open(FULL, os.O_WRONLY) if target == "full" else subprocess.PIPE
         run = subprocess.Popen([*args, "--run-dir", str(tmp_path / str(i))], stdout=stdout, stderr=subprocess.PIPE)
         if target == "closed":
             run.stdout.close()
-        _, err = run.stderr.read(), run.wait(60)
-        assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 4000, err
+        runs.append(run)
+    for i, run in enumerate(runs):
+        err, _ = run.stderr.read(), run.wait(60)
+        assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 800, err

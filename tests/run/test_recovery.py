@@ -25,8 +25,10 @@ from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
-FLAGS = ["--num-envs", "16", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
-PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-steps", str(16 * 20 * 8)]
+FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
+PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 8)]
+# What gymnasium says about an exception in a worker before it raises it here.
+REPORTED = pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 
 
 def play(run_dir, flags, disturb=None):
@@ -69,13 +71,14 @@ def undisturbed(tmp_path_factory):
 def test_a_disturbed_run_equals_an_undisturbed_one_bit_for_bit(disturb, undisturbed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 3)
     state = play(tmp_path / "run", PONG, disturb)
-    assert "started again at 960 env_steps, the same games go on (try 1 of 3)" in capsys.readouterr().out
+    assert "started again at 480 env_steps, the same games go on (try 1 of 3)" in capsys.readouterr().out
     for part in ("network", "optimizer", "collector", "scores", "updates", "saved_best"):
         assert same(undisturbed[1][part], state[part]), part
     for name in ("metrics.csv", "episodes.csv"):
         assert lived(tmp_path / "run", name) == lived(undisturbed[0], name)
 
 
+@REPORTED
 def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path, capsys):
     flags = troubled(tmp_path, "raise")
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run"), "--max-worker-restarts", "2"]) == 1
@@ -86,16 +89,17 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_p
     assert trace[0].startswith("Traceback") and any('raise ValueError("the pole broke")' in line for line in trace)
 
 
+@REPORTED
 @pytest.mark.parametrize("trouble", ["raise once", "hang once", "die once"])
 def test_trouble_that_passes_is_overcome(trouble, tmp_path, capsys):
-    flags = [*troubled(tmp_path, trouble), "--env-timeout", "6"]  # a busy machine is not to be taken for trouble
+    flags = [*troubled(tmp_path, trouble), "--env-timeout", "3"]  # a busy machine is not to be taken for trouble
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert out.count("started again at") == 1
-    said = {"raise once": "ValueError: the pole broke", "hang once": "no answer within 6 seconds", "die once": ""}
+    said = {"raise once": "ValueError: the pole broke", "hang once": "no answer within 3 seconds", "die once": ""}
     assert said[trouble] in out
     assert "every environment starts a new game" in out  # CartPole inside an attribute: no snapshot sees it
-    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 16 * 20 * 10
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 8 * 20 * 10
 
 
 def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch):
@@ -111,7 +115,7 @@ def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch)
         return training_step()
 
     run.training_step = advance_and_kill
-    assert run.run() == 0 and len(killed) == 4
+    assert run.run() == 0 and len(killed) == 2
 
 
 def test_workers_that_cannot_start_end_the_run(tmp_path, monkeypatch):
@@ -139,7 +143,7 @@ def troubled(tmp_path, order):
     file.write_text(order)
     name = f"Troubled{abs(hash(str(tmp_path)))}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(file)})
-    return ["--env", name, "--backend", "async", *FLAGS, "--total-env-steps", str(16 * 20 * 10)]
+    return ["--env", name, "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 10)]
 
 
 def test_config_rules_of_healing():
@@ -218,7 +222,7 @@ def hanging_run(tmp_path, backend):
 def test_a_hanging_worker_ends_with_its_trainer(tmp_path):
     run = hanging_run(tmp_path, "async")
     children = psutil.Process(run.pid).children(recursive=True)
-    assert len(children) >= 16
+    assert len(children) >= 8
     run.kill()
     run.wait()
     _, alive = psutil.wait_procs(children, timeout=5)
@@ -255,7 +259,9 @@ os._exit(0)  # a thread in the sleeping environment of this process would wait f
 """
 
 
-@pytest.mark.parametrize("how", ["async", "sync", "a3c", "ga3c"])
+@pytest.mark.parametrize(
+    "how", ["async", pytest.param("sync", marks=pytest.mark.slow), "a3c", pytest.param("ga3c", marks=pytest.mark.slow)]
+)
 def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     flags = troubled(tmp_path, "hang")
     flags = [*flags, *(["--algorithm", how, "--workers", "2"] if "a3c" in how else ["--backend", how])]
@@ -265,7 +271,7 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for((tmp_path / "hanging").exists)
     family = [p for p in psutil.Process(run.pid).children(recursive=True) if p.ppid() != run.pid]  # not the fork server
-    assert len(family) >= {"async": 16, "sync": 0, "a3c": 2, "ga3c": 2}[how]
+    assert len(family) >= {"async": 8, "sync": 0, "a3c": 2, "ga3c": 2}[how]
     run.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert run.poll() is None
@@ -284,7 +290,7 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     lock.release()
 
 
-@pytest.mark.parametrize("waits_for", ["disk", "worker"])
+@pytest.mark.parametrize("waits_for", [pytest.param("disk", marks=pytest.mark.slow), "worker"])
 def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(waits_for, tmp_path):
     import pty
 
@@ -316,7 +322,7 @@ def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(wa
 
     threading.Thread(target=read, daemon=True).start()
     wait_for(lambda: b"No space left" in shown if waits_for == "disk" else (tmp_path / "hanging").exists())
-    time.sleep(1.0)
+    time.sleep(0.3)
     family = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGINT)
     time.sleep(0.5)

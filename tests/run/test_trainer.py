@@ -165,7 +165,7 @@ def gone(processes):
     return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-SIGNALS = [("async", signal.SIGINT), ("async", signal.SIGTERM), ("native", signal.SIGTERM)]
+SIGNALS = [("async", signal.SIGINT), ("native", signal.SIGTERM)]  # async and SIGTERM: see test_resume.py
 
 
 @pytest.mark.parametrize(("backend", "number"), SIGNALS)
@@ -185,6 +185,7 @@ def test_a_signal_ends_a_run_in_order(backend, number, tmp_path):
     assert gone(children)
 
 
+@pytest.mark.slow  # test_recovery.py has the harder case of workers that hang
 def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
     run = started(tmp_path / "run", "--backend", "async")
     wait_for(lambda: run.stdout.readline().count(" steps/s "))

@@ -102,6 +102,7 @@ def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["game.gif"] and out.read_bytes() == b"old"
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 @pytest.mark.parametrize("name", ["game.mp4", "game.gif"])
 def test_a_film_that_the_disk_cuts_short_is_none(run, name, tmp_path):
     out = tmp_path / name
