@@ -254,8 +254,8 @@ def test_a_life_that_is_lost_in_the_decision_that_is_cut_off_ends_the_episode_fo
 
 @pytest.mark.parametrize("backend", ["async", "sync"])
 def test_the_final_observation_of_an_environment_with_one_array_is_not_that_of_the_reset(backend):
-    gym.register("Reusing-v0", entry_point="toys:ReusingEnv")
-    config = Config(env="Reusing-v0", backend=backend, num_envs=2, threads=1, precision="float32")
+    gym.register(f"Reusing{backend}-v0", entry_point="toys:ReusingEnv")
+    config = Config(env=f"Reusing{backend}-v0", backend=backend, num_envs=2, threads=1, precision="float32")
     compute = Compute(config)
     with contextlib.closing(make_envs(config)) as envs, contextlib.closing(compute):
         rollout = Collector([envs], TinyNet(), 4, compute).collect()

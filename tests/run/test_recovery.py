@@ -26,7 +26,8 @@ from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
 FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
-PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 8)]
+PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--num-envs", "16"]  # two groups
+PONG += ["--total-env-steps", str(16 * 20 * 8)]
 # What gymnasium says about an exception in a worker before it raises it here.
 REPORTED = pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 
@@ -71,7 +72,7 @@ def undisturbed(tmp_path_factory):
 def test_a_disturbed_run_equals_an_undisturbed_one_bit_for_bit(disturb, undisturbed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 3)
     state = play(tmp_path / "run", PONG, disturb)
-    assert "started again at 480 env_steps, the same games go on (try 1 of 3)" in capsys.readouterr().out
+    assert "started again at 960 env_steps, the same games go on (try 1 of 3)" in capsys.readouterr().out
     for part in ("network", "optimizer", "collector", "scores", "updates", "saved_best"):
         assert same(undisturbed[1][part], state[part]), part
     for name in ("metrics.csv", "episodes.csv"):
@@ -109,7 +110,7 @@ def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch)
 
     def advance_and_kill():
         steps = run.learner.env_steps
-        if steps % 640 == 0 and steps not in killed:
+        if steps % 1280 == 0 and steps not in killed:
             killed.add(steps)
             os.kill(worker(run, 0, 1), signal.SIGKILL)
         return training_step()
