@@ -169,8 +169,15 @@ def test_the_classic_line_accumulates():
     assert seen == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("algorithm", "sign"),
+    [
+        ("a3c", signal.SIGSTOP),
+        ("ga3c", signal.SIGKILL),
+        pytest.param("a3c", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("ga3c", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, sign, tmp_path, capsys):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
     config = parse_config([*flags, "--total-env-steps", "1000000", "--run-dir", str(tmp_path / "run")])

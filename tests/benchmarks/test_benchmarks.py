@@ -74,6 +74,7 @@ def test_throughput_writes_what_follows_from_its_windows(tmp_path, precision="bf
     assert set(figures["machine"]) >= PLACE
 
 
+@pytest.mark.slow
 def test_a_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"):
     spec = {"kind": "ours", "args": [*TINY, "--precision", precision, "--run-dir", str(tmp_path / "run")]}
     order = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"

@@ -305,7 +305,8 @@ def test_a_low_limit_of_open_files_is_raised_or_the_environments_are_refused():
         assert done.stderr.count("\n") == bool(said)
 
 
-@pytest.mark.parametrize("algorithm", ["a3c", pytest.param("ga3c", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_players_and_learners_get_the_files_they_need_or_are_refused(algorithm, tmp_path):
     flags = f"--preset cartpole --algorithm {algorithm} --num-envs 40 --num-minibatches 20 --workers 20"
     flags += " --total-env-steps 100 --no-progress --run-dir"

@@ -291,7 +291,8 @@ def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     lock.release()
 
 
-@pytest.mark.parametrize("waits_for", [pytest.param("disk", marks=pytest.mark.slow), "worker"])
+@pytest.mark.slow
+@pytest.mark.parametrize("waits_for", ["disk", "worker"])
 def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(waits_for, tmp_path):
     import pty
 

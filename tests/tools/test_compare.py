@@ -186,7 +186,8 @@ def test_bad_flags_are_refused_before_anything_is_trained(flags, said, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("sign", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
     flags = [*TINY, "--total-env-steps", "1000000", "--algorithms", "a2c"]
     command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
@@ -200,6 +201,7 @@ def test_it_stops_with_its_run_and_goes_on_later(sign, tmp_path):
     assert 0 < steps < 1_000_000
 
 
+@pytest.mark.slow
 def test_its_run_ends_with_it_when_it_is_killed(tmp_path):
     flags = [*TINY, "--total-env-steps", "100000000", "--target-score", "1000", "--algorithms", "a2c"]
     flags += ["--backend", "async"]
