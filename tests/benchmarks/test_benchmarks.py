@@ -59,8 +59,7 @@ def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
             assert stages[name]() == sum(steps) == 20 * sum(envs.num_envs for envs in groups)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_throughput_writes_what_follows_from_its_windows(precision, tmp_path):
+def test_throughput_writes_what_follows_from_its_windows(tmp_path, precision="bfloat16"):
     command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--seconds", "0.05", "--rounds", "3", *TINY]
     command += ["--precision", precision, "--json", str(tmp_path / "out.json")]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
@@ -75,8 +74,8 @@ def test_throughput_writes_what_follows_from_its_windows(precision, tmp_path):
     assert set(figures["machine"]) >= PLACE
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_contender_of_ours_counts_whole_rollouts(precision, tmp_path):
+@pytest.mark.slow
+def test_a_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"):
     spec = {"kind": "ours", "args": [*TINY, "--precision", precision, "--run-dir", str(tmp_path / "run")]}
     order = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
     command = [sys.executable, str(BENCHMARKS / "contender.py"), json.dumps(spec)]

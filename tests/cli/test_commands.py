@@ -137,9 +137,9 @@ def test_train_with_cuda_but_no_gpu_prints_that_it_uses_the_cpu(capsys, tmp_path
 
 def test_train_without_enough_memory_ends_in_one_line_and_frees_its_directory(capsys, tmp_path):
     run_dir = tmp_path / "run"
-    flags = ["--backend", "sync", "--num-envs", "1", "--frame-size", "512", "--frame-stack", "16"]
+    flags = ["--backend", "sync", "--num-envs", "8", "--frame-size", "192", "--frame-stack", "16", "--network", "small"]
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (300 * 2**30, hard))  # the rollout takes 419 GB
+    resource.setrlimit(resource.RLIMIT_AS, (300 * 2**30, hard))  # the rollout takes 472 GB
     try:
         assert cli.train([*flags, "--rollout-steps", "100000", "--no-progress", "--run-dir", str(run_dir)]) == 1
     finally:

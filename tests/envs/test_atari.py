@@ -28,8 +28,8 @@ def played(env, actions):
     ("sticky", "restores", "decisions"),
     [
         (0.9, 100, 8),
-        pytest.param(0.9, 300, 50, marks=pytest.mark.slow),
-        pytest.param(0.5, 300, 50, marks=pytest.mark.slow),
+        pytest.param(0.9, 150, 50, marks=pytest.mark.slow),
+        pytest.param(0.5, 150, 50, marks=pytest.mark.slow),
     ],
 )
 def test_atari_game_with_sticky_actions_is_restored_exactly(sticky, restores, decisions):

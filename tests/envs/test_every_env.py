@@ -35,7 +35,10 @@ def test_make_env_makes_every_id_of_gymnasium_or_refuses_it_in_one_line():
     assert made >= PLAYED and len(IDS) > 50
 
 
-@pytest.mark.parametrize("name", IDS)
+OFTEN = ("Blackjack-v1", "FrozenLake-v1")  # observations of several numbers, and of one; the others are slow
+
+
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in IDS])
 def test_train_runs_and_resumes_on_every_discrete_environment(name, tmp_path, capsys):
     try:
         make_env(Config(env=name, backend="sync"), find_spec(name), 0).close()

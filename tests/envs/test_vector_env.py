@@ -192,15 +192,15 @@ def test_reset_seed_determines_the_episodes_and_rows_differ(backend):
     assert not np.array_equal(first[:, 0], first[:, 1])
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8])
-def test_step_native_does_not_depend_on_the_number_of_threads(threads):
+def test_step_native_does_not_depend_on_the_number_of_threads():
     actions = random_actions(60, 8, 6)
     traces = []
-    for count in (1, threads):
+    for count in (1, 3, 8):
         with playing(backend="native", num_envs=8, threads=count, noop_max=30) as envs:
             traces.append(play(envs, actions))
-    for one, other in zip(*traces, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(one[:4], other[:4], strict=True))
+    for one, *others in zip(*traces, strict=True):
+        for other in others:
+            assert all(np.array_equal(a, b) for a, b in zip(one[:4], other[:4], strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -255,8 +255,8 @@ def test_terminal_on_life_loss_sets_terminated_in_a_step_that_is_truncated_too(b
 
 @pytest.mark.parametrize("backend", ["async", "sync"])
 def test_final_obs_is_not_overwritten_by_the_reset_of_an_environment_with_one_array(backend):
-    gym.register("Reusing-v0", entry_point="toys:ReusingEnv")
-    config = Config(env="Reusing-v0", backend=backend, num_envs=2, threads=1, precision="float32")
+    gym.register(f"Reusing{backend}-v0", entry_point="toys:ReusingEnv")
+    config = Config(env=f"Reusing{backend}-v0", backend=backend, num_envs=2, threads=1, precision="float32")
     compute = Compute(config)
     with contextlib.closing(make_envs(config)) as envs, contextlib.closing(compute):
         rollout = Collector([envs], TinyNet(), 4, compute).collect().rollout

@@ -60,6 +60,7 @@ from multiprocessing import forkserver
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with SIGINT ignored
 make_envs(Config(env="CartPole-v1", num_envs=1)).close()
 context = multiprocessing.get_context("forkserver")
 for number in (signal.SIGTERM, signal.SIGINT):

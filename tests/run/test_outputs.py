@@ -213,11 +213,14 @@ def test_run_dir_with_only_a_lock_counts_as_empty(tmp_path):
 
 
 def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
+    runs = []
     for i, target in enumerate(("full", "closed")):
-        args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "4000", "--log-every", "0.001"]
+        args = [sys.executable, str(TRAIN_PY), *TINY, "--total-env-steps", "800", "--log-every", "0.001"]
         stdout = os.open(FULL, os.O_WRONLY) if target == "full" else subprocess.PIPE
         run = subprocess.Popen([*args, "--run-dir", str(tmp_path / str(i))], stdout=stdout, stderr=subprocess.PIPE)
         if target == "closed":
             run.stdout.close()
-        _, err = run.stderr.read(), run.wait(60)
-        assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 4000, err
+        runs.append(run)
+    for i, run in enumerate(runs):
+        err, _ = run.stderr.read(), run.wait(60)
+        assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 800, err

@@ -25,8 +25,11 @@ from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
-FLAGS = ["--num-envs", "16", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
-PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--total-env-steps", str(16 * 20 * 8)]
+FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
+PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--num-envs", "16"]  # two groups
+PONG += ["--total-env-steps", str(16 * 20 * 8)]
+# What gymnasium says about an exception in a worker before it raises it here.
+REPORTED = pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 
 
 def play(run_dir, flags, disturb=None):
@@ -67,6 +70,7 @@ def test_recovery_gives_the_bits_of_a_run_without_failures(disturb, undisturbed,
         assert untimed_rows(tmp_path / "run", name) == untimed_rows(undisturbed[0], name)
 
 
+@REPORTED
 def test_recovery_ends_with_the_traceback_of_an_environment_that_always_raises(tmp_path, capsys):
     flags = troubled(tmp_path, "raise")
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run"), "--max-worker-restarts", "2"]) == 1
@@ -77,16 +81,17 @@ def test_recovery_ends_with_the_traceback_of_an_environment_that_always_raises(t
     assert trace[0].startswith("Traceback") and any('raise ValueError("the pole broke")' in line for line in trace)
 
 
+@REPORTED
 @pytest.mark.parametrize("trouble", ["raise once", "hang once", "die once"])
 def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys):
-    flags = [*troubled(tmp_path, trouble), "--env-timeout", "6"]  # a busy machine must not look like a failure
+    flags = [*troubled(tmp_path, trouble), "--env-timeout", "3"]  # a busy machine must not look like a failure
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert out.count("started again at") == 1
-    said = {"raise once": "ValueError: the pole broke", "hang once": "did not respond within 6 seconds", "die once": ""}
+    said = {"raise once": "ValueError: the pole broke", "hang once": "did not respond within 3 seconds", "die once": ""}
     assert said[trouble] in out
     assert "every environment starts a new episode" in out  # CartPole is inside an attribute, which no snapshot holds
-    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 16 * 20 * 10
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 8 * 20 * 10
 
 
 def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
@@ -96,13 +101,13 @@ def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
 
     def kill_and_step():
         steps = run.learner.env_steps
-        if steps % 640 == 0 and steps not in killed:
+        if steps % 1280 == 0 and steps not in killed:
             killed.add(steps)
             os.kill(worker(run, 0, 1), signal.SIGKILL)
         return training_step()
 
     run.algorithm.training_step = kill_and_step
-    assert run.run() == 0 and len(killed) == 4
+    assert run.run() == 0 and len(killed) == 2
 
 
 def test_recovery_ends_where_workers_cannot_start(tmp_path, monkeypatch):
@@ -130,7 +135,7 @@ def troubled(tmp_path, order):
     file.write_text(order)
     name = f"Troubled{abs(hash(str(tmp_path)))}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(file)})
-    return ["--env", name, "--backend", "async", *FLAGS, "--total-env-steps", str(16 * 20 * 10)]
+    return ["--env", name, "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 10)]
 
 
 def test_config_rules_of_recovery():
@@ -204,7 +209,7 @@ def hanging_run(tmp_path, backend):
 def test_trainer_that_is_killed_takes_hanging_workers_with_it(tmp_path):
     run = hanging_run(tmp_path, "async")
     children = psutil.Process(run.pid).children(recursive=True)
-    assert len(children) >= 16
+    assert len(children) >= 8
     run.kill()
     run.wait()
     _, alive = psutil.wait_procs(children, timeout=5)
@@ -241,7 +246,9 @@ os._exit(0)  # a thread in the sleeping environment of this process would wait f
 """
 
 
-@pytest.mark.parametrize("how", ["async", "sync", "a3c", "ga3c"])
+@pytest.mark.parametrize(
+    "how", ["async", pytest.param("sync", marks=pytest.mark.slow), "a3c", pytest.param("ga3c", marks=pytest.mark.slow)]
+)
 def test_trainer_in_a_notebook_survives_two_interrupts_without_workers(how, tmp_path):
     flags = troubled(tmp_path, "hang")
     flags = [*flags, *(["--algorithm", how, "--workers", "2"] if "a3c" in how else ["--backend", how])]
@@ -251,7 +258,7 @@ def test_trainer_in_a_notebook_survives_two_interrupts_without_workers(how, tmp_
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for((tmp_path / "hanging").exists)
     family = [p for p in psutil.Process(run.pid).children(recursive=True) if p.ppid() != run.pid]  # not the fork server
-    assert len(family) >= {"async": 16, "sync": 0, "a3c": 2, "ga3c": 2}[how]
+    assert len(family) >= {"async": 8, "sync": 0, "a3c": 2, "ga3c": 2}[how]
     run.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert run.poll() is None
@@ -270,6 +277,7 @@ def test_trainer_in_a_notebook_survives_two_interrupts_without_workers(how, tmp_
     lock.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits_for", ["disk", "worker"])
 def test_train_command_that_waits_ends_at_a_second_interrupt_and_shows_the_cursor(waits_for, tmp_path):
     import pty
@@ -302,7 +310,7 @@ def test_train_command_that_waits_ends_at_a_second_interrupt_and_shows_the_curso
 
     threading.Thread(target=read, daemon=True).start()
     wait_for(lambda: b"No space left" in shown if waits_for == "disk" else (tmp_path / "hanging").exists())
-    time.sleep(1.0)
+    time.sleep(0.3)
     family = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGINT)
     time.sleep(0.5)

@@ -40,12 +40,12 @@ def run(run_dir, flags, stops):
 CASES = {
     "cartpole": ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "16", "--threads", "2"],
     "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4"],
-    "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2"],
+    "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "8", "--threads", "2"],
     "sticky breakout": [
         *("--env", "ALE/Breakout-v5", "--backend", "sync", "--num-envs", "2", "--terminal-on-life-loss"),
         *("--precision", "bfloat16", "--network", "small", "--frame-size", "42"),
     ],
-    "lstm": ["--preset", "lstm", "--num-envs", "8", "--threads", "2", "--rollout-steps", "10"],
+    "lstm": ["--preset", "lstm", "--num-envs", "4", "--threads", "2", "--rollout-steps", "10"],
     "lstm, rmsprop": [
         *("--preset", "cartpole-lstm", "--optimizer", "rmsprop", "--rmsprop-eps-inside", "--num-envs", "8"),
         *("--rollout-steps", "20"),

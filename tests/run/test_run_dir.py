@@ -73,13 +73,20 @@ def test_run_dir_refuses_a_link_where_a_run_writes_in_place(name, prepared, tmp_
     assert (sorted(outside.iterdir()) if outside.is_dir() else outside.read_bytes()) == before
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.csv", "episodes.csv"])
-def test_run_dir_refuses_a_pipe_in_place_of_a_file(name, prepared):
-    (prepared / name).unlink()
-    os.mkfifo(prepared / name)
-    command = [sys.executable, "-m", "a2c", "train", "--resume", str(prepared), "--total-env-steps", "400"]
+def test_run_dir_refuses_a_pipe_in_place_of_a_file(finished, tmp_path):
+    names = ["config.json", "metrics.csv", "episodes.csv"]
+    for name in names:
+        copy = shutil.copytree(finished, tmp_path / name)
+        (copy / name).unlink()
+        os.mkfifo(copy / name)
+    code = "import sys; from a2c.cli.commands import train\n"
+    code += "for run in sys.argv[1:]: print(train(['--resume', run, '--total-env-steps', '400']), file=sys.stderr)"
+    command = [sys.executable, "-c", code, *(str(tmp_path / name) for name in names)]  # which could wait for ever
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and f"{name} must be a regular file" in done.stderr and done.stderr.count("\n") == 1
+    refusals = done.stderr.splitlines()
+    assert len(refusals) == 6 and refusals[1::2] == ["2", "2", "2"], done.stderr
+    for name, refusal in zip(names, refusals[::2], strict=True):
+        assert f"{name} must be a regular file" in refusal
 
 
 def test_record_video_follows_no_link(finished, tmp_path, monkeypatch):

@@ -164,7 +164,10 @@ def gone(processes):
     return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-SIGNALS = [("async", signal.SIGINT), ("async", signal.SIGTERM), ("native", signal.SIGTERM)]
+SIGNALS = [
+    ("async", signal.SIGINT),
+    pytest.param("native", signal.SIGTERM, marks=pytest.mark.slow),
+]  # async and SIGTERM: see test_resume.py
 
 
 @pytest.mark.parametrize(("backend", "number"), SIGNALS)
@@ -184,6 +187,7 @@ def test_trainer_saves_and_ends_at_a_signal(backend, number, tmp_path):
     assert gone(children)
 
 
+@pytest.mark.slow  # test_recovery.py has the harder case of workers that hang
 def test_trainer_that_is_killed_leaves_no_worker(tmp_path):
     run = started(tmp_path / "run", "--backend", "async")
     wait_for(lambda: run.stdout.readline().count(" steps/s "))

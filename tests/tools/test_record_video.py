@@ -102,7 +102,8 @@ def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["game.gif"] and out.read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("name", ["game.mp4", "game.gif"])
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
+@pytest.mark.parametrize("name", ["game.mp4", pytest.param("game.gif", marks=pytest.mark.slow)])
 def test_a_film_that_the_disk_cuts_short_is_none(run, name, tmp_path):
     out = tmp_path / name
     out.write_bytes(b"old")
