@@ -194,7 +194,7 @@ def run(options: Options, config: Config) -> dict[str, Any]:
     machine = machine_facts()  # asks torch for its threads before a run sets them
     startup = time_to_first_step(config)
     with ExitStack() as stack:
-        with PeakMemory(os.getpid()) as rnn_state:
+        with PeakMemory(os.getpid()) as memory:
             training = Trainer(config)
             stack.callback(training.close)
             training.start()
@@ -217,8 +217,8 @@ def run(options: Options, config: Config) -> dict[str, Any]:
         "core_bound": bound,
         "share_of_core_bound": bound and median["end to end"] / bound,
         "startup_seconds": startup,
-        "peak_pss_mb": rnn_state.pss,
-        "peak_rss_mb": rnn_state.rss,
+        "peak_pss_mb": memory.pss,
+        "peak_rss_mb": memory.rss,
     }
 
 
