@@ -1,7 +1,7 @@
 """Write the tables of README.md, and its learning curve, from the files in results/.
 
-    python benchmarks/tables.py            # fills the text between <!-- NAME --> and <!-- /NAME -->, draws docs/pong.png
-    python benchmarks/tables.py --check    # changes nothing; exit code 1 if README.md is out of date
+    python benchmarks/tables.py          # fills the text between <!-- NAME --> and <!-- /NAME -->; draws docs/pong.png
+    python benchmarks/tables.py --check  # changes nothing; exit code 1 if README.md is out of date
 
 A table holds runs of one commit on one kind of processor, which the line above it names. Every seed that was run
 is counted; a run that missed its target is a row, or a part of the count, like any other.

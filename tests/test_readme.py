@@ -1,4 +1,4 @@
-"""README.md and the other documents: length, links, options, names, and the library example, which is run as it stands."""
+"""README.md and the other documents: length, links, options, names; the library example runs as pasted."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The benchmarks count what is really played and learned, compute what they say, and name what it belongs to."""
+"""The benchmarks count real decisions, compute what they print, and name the machine and commit."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ from a2c.run.trainer import Trainer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
-PLACE = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
+FACTS = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
+def test_every_stage_counts_its_decisions(benchmarks, tmp_path):
     from throughput import SINGLE, make_stages
 
     config = Config(
@@ -50,7 +50,7 @@ def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
             )
             assert stages[name]() == 3 * 7 * 16
             hook.remove()
-            assert sum(rows) == (3 * 7 + 3) * 16  # and, as the collector did, the bootstrap of each rollout
+            assert sum(rows) == (3 * 7 + 3) * 16  # and, like the collector, the bootstrap of each rollout
         for name in ("environments", "environments" + SINGLE):
             steps, groups = [], stages[name].args[0]
             for envs in groups:
@@ -60,7 +60,7 @@ def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_throughput_writes_what_follows_from_its_windows(precision, tmp_path):
+def test_the_figures_of_throughput_follow_from_its_windows(precision, tmp_path):
     command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--seconds", "0.05", "--rounds", "3", *TINY]
     command += ["--precision", precision, "--json", str(tmp_path / "out.json")]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
@@ -72,32 +72,32 @@ def test_throughput_writes_what_follows_from_its_windows(precision, tmp_path):
     assert figures["core_bound"] == pytest.approx(figures["machine"]["cores"] / alone)
     assert figures["share_of_core_bound"] == pytest.approx(median["end to end"] / figures["core_bound"])
     assert figures["machine"]["precision"] == precision and precision in figures["title"]
-    assert set(figures["machine"]) >= PLACE
+    assert set(figures["machine"]) >= FACTS
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_contender_of_ours_counts_whole_rollouts(precision, tmp_path):
     spec = {"kind": "ours", "args": [*TINY, "--precision", precision, "--run-dir", str(tmp_path / "run")]}
-    order = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
+    request = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
     command = [sys.executable, str(BENCHMARKS / "contender.py"), json.dumps(spec)]
-    done = subprocess.run(command, input=2 * order, check=True, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, input=2 * request, check=True, timeout=120, capture_output=True, text=True)
     started, *windows = map(json.loads, done.stdout.splitlines())
     assert f"4 envs, MlpA2C, {precision}, batch 20" in started["note"] and started["precision"] == precision
     for window in windows:
         assert window["steps"] > 0 and window["steps"] % (4 * 20) == 0 and window["seconds"] >= 0.05
 
 
-def test_the_comparison_writes_what_follows_from_its_windows(benchmarks, capsys):
+def test_the_figures_of_the_comparison_follow_from_its_windows(benchmarks, capsys):
     from compare_sb3 import Options, compare
 
     options = Options(ours="sync", sb3_envs="", seconds=0.05, rounds=2)
     figures = compare(options, [*TINY, "--precision", "float32"])
     row = figures["contenders"]["ours sync"]
     assert len(row["speeds"]) == 2 and row["median"] == statistics.median(row["speeds"])
-    assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
+    assert row["precision"] == "float32" and set(figures["machine"]) >= FACTS and figures["ratios"] == {}
 
 
-def test_ratios_are_those_of_the_medians_to_the_best_of_the_others(benchmarks):
+def test_ratios_are_of_medians_and_to_the_fastest_of_the_others(benchmarks):
     from compare_sb3 import ratios
 
     medians = {"ours async": 900.0, "ours native": 1200.0, "SB3 16 envs, 1": 700.0, "SB3 50 envs, 1": 500.0}
