@@ -14,7 +14,7 @@ from a2c.run.trainer import Trainer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
-FACTS = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
+PLACE = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_every_stage_counts_its_decisions(benchmarks, tmp_path):
             )
             assert stages[name]() == 3 * 7 * 16
             hook.remove()
-            assert sum(rows) == (3 * 7 + 3) * 16  # and, like the collector, the bootstrap of each rollout
+            assert sum(rows) == (3 * 7 + 3) * 16  # and, as the collector did, the bootstrap of each rollout
         for name in ("environments", "environments" + SINGLE):
             steps, groups = [], stages[name].args[0]
             for envs in groups:
@@ -59,8 +59,7 @@ def test_every_stage_counts_its_decisions(benchmarks, tmp_path):
             assert stages[name]() == sum(steps) == 20 * sum(envs.num_envs for envs in groups)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_figures_of_throughput_follow_from_its_windows(precision, tmp_path):
+def test_throughput_writes_what_follows_from_its_windows(tmp_path, precision="bfloat16"):
     command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--seconds", "0.05", "--rounds", "3", *TINY]
     command += ["--precision", precision, "--json", str(tmp_path / "out.json")]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
@@ -72,15 +71,14 @@ def test_the_figures_of_throughput_follow_from_its_windows(precision, tmp_path):
     assert figures["core_bound"] == pytest.approx(figures["machine"]["cores"] / alone)
     assert figures["share_of_core_bound"] == pytest.approx(median["end to end"] / figures["core_bound"])
     assert figures["machine"]["precision"] == precision and precision in figures["title"]
-    assert set(figures["machine"]) >= FACTS
+    assert set(figures["machine"]) >= PLACE
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_contender_of_ours_counts_whole_rollouts(precision, tmp_path):
+def test_a_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"):
     spec = {"kind": "ours", "args": [*TINY, "--precision", precision, "--run-dir", str(tmp_path / "run")]}
-    request = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
+    order = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
     command = [sys.executable, str(BENCHMARKS / "contender.py"), json.dumps(spec)]
-    done = subprocess.run(command, input=2 * request, check=True, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, input=2 * order, check=True, timeout=120, capture_output=True, text=True)
     started, *windows = map(json.loads, done.stdout.splitlines())
     assert f"4 envs, MlpA2C, {precision}, batch 20" in started["note"] and started["precision"] == precision
     for window in windows:
@@ -94,7 +92,7 @@ def test_the_figures_of_the_comparison_follow_from_its_windows(benchmarks, capsy
     figures = compare(options, [*TINY, "--precision", "float32"])
     row = figures["contenders"]["ours sync"]
     assert len(row["speeds"]) == 2 and row["median"] == statistics.median(row["speeds"])
-    assert row["precision"] == "float32" and set(figures["machine"]) >= FACTS and figures["ratios"] == {}
+    assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
 
 
 def test_ratios_are_of_medians_and_to_the_fastest_of_the_others(benchmarks):
