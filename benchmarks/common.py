@@ -22,7 +22,7 @@ PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 
 
 def check_windows(seconds: float, rounds: int) -> None:
-    """ValueError for a window without length or a measurement without windows."""
+    """Raise ValueError for windows of no length, or for no windows."""
     if seconds <= 0:
         raise ValueError(f"seconds must be above 0, got {seconds}")
     if rounds < 1:
@@ -30,7 +30,7 @@ def check_windows(seconds: float, rounds: int) -> None:
 
 
 def window(stage: Callable[[], int], seconds: float) -> tuple[int, float]:
-    """Repeat `stage`, which returns its decisions, for `seconds`; whole passes only. (decisions, seconds)."""
+    """Call `stage`, which returns its decisions, for at least `seconds`: (decisions, seconds) of whole calls."""
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         steps += stage()
@@ -43,11 +43,11 @@ def tree_memory(root: int) -> tuple[float, float]:
     """Memory of a process and all its descendants: (PSS, RSS) in MB.
 
     PSS shares every page among the processes that map it, so its sum counts each page once; the sum of RSS
-    counts shared pages once per process. Where the kernel shows no PSS, RSS stands in. Linux only: else zeros.
+    counts shared pages once per process. Without PSS in the kernel, RSS is used; without /proc, zeros.
     """
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # the process has ended meanwhile
+        with suppress(OSError):  # the process has ended in the meantime
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             parents.setdefault(parent, []).append(int(stat.parent.name))
     tree = [root]
@@ -69,7 +69,7 @@ def _kilobytes(path: Path, field: str) -> int:
 
 
 class PeakMemory:
-    """Context manager: highest PSS and RSS (MB) of a process tree, looked at every `every` seconds by a thread."""
+    """Context manager: highest PSS and RSS (MB) of a process tree, sampled by a thread every `every` seconds."""
 
     def __init__(self, root: int, every: float = 0.25) -> None:
         self.root, self.every = root, every
@@ -100,7 +100,7 @@ def make_console() -> Console:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, its instruction set as torch uses it, cores, GPU, versions and commit that a figure belongs to."""
+    """What a figure depends on: processor, instruction set that torch uses, cores, GPU, versions, commit."""
     processor = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):  # Linux only, and not on every architecture
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -120,13 +120,13 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _instructions() -> str:
-    """What torch's kernels use, and whether bfloat16 is multiplied natively: that decides the default precision."""
+    """The instruction set of torch's kernels, and whether bfloat16 is native, which decides the default precision."""
     bfloat16 = resolve_precision("auto", torch.device("cpu")) == torch.bfloat16
     return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if bfloat16 else "")
 
 
 def _commit() -> str | None:
-    """Short hash of the checkout, with a plus where tracked files differ from it; None outside of git."""
+    """Short hash of the checked-out commit, with a plus if tracked files differ from it; None outside of git."""
     here = Path(__file__).parent
 
     def git(*args: str) -> str:

@@ -3,22 +3,22 @@
     pip install -e ".[bench]"
     python benchmarks/compare_sb3.py --ours native,async --network nature
 
-Every contender lives in a process of its own, is started and warmed up, and then trains in turn
-for one window while the others wait on their pipes: A, B, C, A, B, C, ... Speeds are decisions
-per second (env_steps/s) over whole rollouts with their updates.
+Every contender has a process of its own. All are started and warmed up; then each trains for one
+window while the others wait on their pipes: A, B, C, A, B, C, ... Speeds are decisions per
+second (env_steps/s) over whole rollouts with their updates.
 
-* ours: the trainer's loop without log, checkpoint and display (`Trainer.advance`)
+* ours: training without log, checkpoint and display
 * SB3: `A2C("CnnPolicy")` with its defaults (n_steps=5, RMSprop, float32) on `make_atari_env` with
-  `SubprocVecEnv` and `VecFrameStack(4)`. Variants in torch threads share a process and its
-  environments. The best variant is the reference. Both run under the caller's OpenMP settings
-  (`OMP_WAIT_POLICY`), which make no difference to ours.
+  `SubprocVecEnv` and `VecFrameStack(4)`. Variants with different numbers of torch threads share a process
+  and its environments. The best variant is the reference. Both run under the caller's OpenMP
+  settings (`OMP_WAIT_POLICY`), which make no difference to ours.
 * start: imports, environments, network and the first update, while no other contender runs
-* PSS: memory of the contender with its workers. Contenders that run side by side share library
-  pages, so alone (`--ours native --sb3-envs ""`) each shows a little more.
+* PSS: memory of the contender with its workers. Contenders that run at the same time share library
+  pages, so one that runs alone (`--ours native --sb3-envs ""`) shows a little more.
 
-The two are not the same arithmetic: SB3 learns once per 5 decisions of every environment, with
-one hidden layer for both heads (our `--network nature`); ours takes bfloat16 where the processor
-has it (`--precision float32` turns it off) and its own batch size. The table states both.
+The two do not compute the same: SB3 learns once per 5 decisions of every environment, with one
+hidden layer for both heads (our `--network nature`); ours uses bfloat16 where the processor has
+it (`--precision float32` turns it off) and its own batch size. The table states both.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ class Options:
 
 
 class Contender:
-    """A contender's process as the comparison sees it. RuntimeError when it fails or stays silent."""
+    """A contender's process. Its methods raise RuntimeError if it fails or does not reply in time."""
 
     def __init__(self, name: str, spec: dict[str, Any]) -> None:
         self.name = name
         command = [sys.executable, str(Path(__file__).with_name("contender.py")), json.dumps(spec)]
-        # A session of its own, so that `kill` reaches all its workers; unbuffered, so that `select` sees every line.
+        # Its own session, so that `kill` reaches all its workers; unbuffered, so that `select` sees every line.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
 
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Run one window."""
-        self.process.stdin.write((json.dumps(order) + "\n").encode())
-        return self.answer(10 * order["seconds"] + 120.0)
+    def train(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one window and return the reply."""
+        self.process.stdin.write((json.dumps(request) + "\n").encode())
+        return self.reply(10 * request["seconds"] + 120.0)
 
-    def answer(self, timeout: float) -> dict[str, Any]:
-        """The next line, within `timeout` seconds."""
+    def reply(self, timeout: float) -> dict[str, Any]:
+        """The next reply, which must come within `timeout` seconds."""
         ready, _, _ = select.select([self.process.stdout], [], [], timeout)
         if not ready:
-            raise RuntimeError(f"{self.name} gave no answer within {timeout:.0f} s")
+            raise RuntimeError(f"{self.name} did not reply within {timeout:.0f} s")
         line = self.process.stdout.readline()
         message = json.loads(line) if line else {"error": "its process ended; see its messages above"}
         if "error" in message:
@@ -109,15 +109,15 @@ def compare(options: Options, rest: list[str]) -> dict[str, Any]:
             message(f"starting {name}")
             running[name] = Contender(name, spec)
             stack.callback(running[name].kill)
-            started = running[name].answer(START_TIMEOUT)
+            started = running[name].reply(START_TIMEOUT)
             for n in threads if spec["kind"] == "sb3" else [0]:
                 label = f"{name}, {n or 'default'} torch threads" if spec["kind"] == "sb3" else name
-                rows[label] = {"contender": name, "order": n, **started, "speeds": []}
+                rows[label] = {"contender": name, "torch_threads": n, **started, "speeds": []}
         for turn in range(options.rounds + 1):  # round 0 warms up
             message(f"round {turn} of {options.rounds}" if turn else "warming up")
             for row in rows.values():
                 seconds = options.seconds if turn else min(options.seconds, 5.0)
-                done = running[row["contender"]].ask({"seconds": seconds, "threads": row["order"]})
+                done = running[row["contender"]].train({"seconds": seconds, "threads": row["torch_threads"]})
                 row["threads"] = done["threads"]
                 row["speeds"] += [done["steps"] / done["seconds"]] if turn else []
         for row in rows.values():
@@ -128,7 +128,7 @@ def compare(options: Options, rest: list[str]) -> dict[str, Any]:
 
 
 def contenders_of(options: Options, rest: list[str]) -> dict[str, dict[str, Any]]:
-    """Name to what its process needs to know; ValueError for a bad flag, before any process starts."""
+    """Names of contenders and what their processes get; ValueError for a bad flag, before any process starts."""
     config = parse_config(rest)
     specs: dict[str, dict[str, Any]] = {}
     for backend in filter(None, options.ours.split(",")):
@@ -140,10 +140,10 @@ def contenders_of(options: Options, rest: list[str]) -> dict[str, dict[str, Any]
 
 
 def counts(field: str, text: str) -> list[int]:
-    """Counts between commas; for threads `default` is known too, and is 0."""
+    """Parse comma-separated counts; for threads, `default` is allowed too and becomes 0."""
     parts = text.split(",")
     if not all((part == "default" and field == "sb3_threads") or (part.isdigit() and int(part) > 0) for part in parts):
-        raise ValueError(f"{field} must be counts of at least 1 between commas, got {text!r}")
+        raise ValueError(f"{field} must be comma-separated counts of at least 1, got {text!r}")
     return [0 if part == "default" else int(part) for part in parts]
 
 
@@ -155,7 +155,7 @@ def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def best_of(rows: dict[str, dict[str, Any]], prefix: str) -> str:
-    """The fastest of the rows whose name begins with `prefix`, an empty text without any."""
+    """The name of the fastest row whose name begins with `prefix`; an empty string if there is none."""
     return max((name for name in rows if name.startswith(prefix)), key=lambda n: rows[n]["median"], default="")
 
 
@@ -180,7 +180,7 @@ def report(figures: dict[str, Any]) -> None:
 
 
 def message(text: str) -> None:
-    """Progress, on stderr."""
+    """Print a line of progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

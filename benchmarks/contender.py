@@ -1,11 +1,11 @@
-"""One contender of compare_sb3.py: a training in a process of its own that runs windows on demand.
+"""One contender of compare_sb3.py: training in a process of its own, one window per request.
 
     python benchmarks/contender.py '{"kind": "ours", "args": ["--backend", "native"]}'
 
-It says on stdout when it is ready (`{"note", "precision", "start"}`), then answers each order on stdin
+It writes to stdout when it is ready (`{"note", "precision", "start"}`), then replies to each request on stdin
 (`{"seconds", "threads"}`, threads 0 = torch's own choice) with `{"steps", "seconds", "threads"}`,
-or with `{"error"}` before it fails. One line of JSON each; all else goes to stderr. Nothing heavy
-is imported at the top: SB3's workers import this file.
+or with `{"error"}` before it fails. Each is one line of JSON; everything else goes to stderr. Nothing heavy
+is imported at the top, because SB3's workers import this file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Advance = Callable[[], int]  # trains a little, returns its decisions
+Step = Callable[[], int]  # trains for a moment, returns its decisions
 
 
-def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, str]:
+def build_ours(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str]:
     """Our training, as `train.py` would run it with the flags `spec["args"]`; its description and precision."""
     from a2c.cli.flags import parse_config
     from a2c.run.trainer import Trainer
@@ -38,15 +38,15 @@ def build_ours(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, 
     )
 
 
-def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, str]:
-    """Stable-Baselines3's A2C with its defaults; one advance is 2,000 decisions."""
+def build_sb3(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str]:
+    """Stable-Baselines3's A2C with its defaults; one step is 2,000 decisions."""
     from stable_baselines3 import A2C
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
 
     # "ale_py:" makes every worker register the Atari games, which SB3 does not.
-    games = make_atari_env(f"ale_py:{spec['env']}", spec["num_envs"], seed=0, vec_env_cls=SubprocVecEnv)
-    envs = VecFrameStack(games, n_stack=4)
+    environments = make_atari_env(f"ale_py:{spec['env']}", spec["num_envs"], seed=0, vec_env_cls=SubprocVecEnv)
+    envs = VecFrameStack(environments, n_stack=4)
     model = A2C("CnnPolicy", envs, n_steps=5, device="cuda" if spec["cuda"] else "cpu", seed=0)
     batch = model.n_steps * envs.num_envs
 
@@ -64,9 +64,9 @@ def build_sb3(spec: dict[str, Any]) -> tuple[Advance, Callable[[], None], str, s
 
 
 def main(spec: dict[str, Any]) -> int:
-    """Build the contender, then answer each order with a reply, until stdin ends."""
+    """Build the contender, then reply to each request until stdin ends."""
     replies = os.dup(1)
-    os.dup2(2, 1)  # whatever else prints, here or in a worker, goes to stderr
+    os.dup2(2, 1)  # everything else that is printed, here or in a worker, goes to stderr
 
     def reply(message: dict[str, Any]) -> None:
         os.write(replies, (json.dumps(message) + "\n").encode())
@@ -81,9 +81,9 @@ def main(spec: dict[str, Any]) -> int:
         training_step()
         reply({"note": note, "precision": precision, "start": time.perf_counter() - began})
         for line in sys.stdin:
-            order = json.loads(line)
-            torch.set_num_threads(order["threads"] or default_threads)
-            steps, seconds = window(training_step, order["seconds"])
+            request = json.loads(line)
+            torch.set_num_threads(request["threads"] or default_threads)
+            steps, seconds = window(training_step, request["seconds"])
             reply({"steps": steps, "seconds": seconds, "threads": torch.get_num_threads()})
         close()
     except Exception as error:

@@ -1,9 +1,9 @@
-"""Write the tables of README.md from the files in results/.
+"""Write the tables of README.md, and its learning curve, from the files in results/.
 
-    python benchmarks/tables.py            # fills what stands between <!-- NAME --> and <!-- /NAME -->
-    python benchmarks/tables.py --check    # changes nothing; exit code 1 where README.md is out of date
+    python benchmarks/tables.py          # fills the text between <!-- NAME --> and <!-- /NAME -->; draws docs/pong.png
+    python benchmarks/tables.py --check  # changes nothing; exit code 1 if README.md is out of date
 
-A table holds runs of one commit on one kind of processor, which stands above it. Every seed that was run
+A table holds runs of one commit on one kind of processor, which the line above it names. Every seed that was run
 is counted; a run that missed its target is a row, or a part of the count, like any other.
 """
 
@@ -21,10 +21,12 @@ import numpy as np
 
 from a2c.metrics.console import clock
 from a2c.metrics.files import read_table
-from a2c.metrics.results import best_mean, passage, read_episodes
+from a2c.metrics.meters import WINDOW
+from a2c.metrics.results import best_mean, moving_mean, passage, read_episodes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+CURVE = ROOT / "docs" / "pong.png"
 RESAMPLES = 10_000  # of the bootstrap intervals
 
 
@@ -32,10 +34,10 @@ def pong(group: Path) -> str:
     """Pong: decisions and wall time of every run until the mean of the last 100 episodes is 15 and 18."""
     header = ("run", "seed", "decisions to 15", "decisions to 18", "time to 18", "decisions/s", "policy lag (updates)")
     rows = []
-    for run in sorted(path for path in group.iterdir() if path.is_dir()):
-        metrics, episodes = read_table(run / "metrics.csv", ("env_steps", "seconds", "lag")), read_episodes(run)
-        name, _, seed = run.name.rpartition("-")
-        length, seconds, lag = int(metrics["env_steps"][-1]), metrics["seconds"][-1], np.nanmean(metrics["lag"])
+    for run in runs_of(group):
+        metrics, lags = read_table(run / "metrics.csv", ("env_steps", "seconds")), policy_lags(run)
+        episodes, (name, _, seed) = read_episodes(run), run.name.rpartition("-")
+        length, seconds, lag = int(metrics["env_steps"][-1]), metrics["seconds"][-1], np.nanmean(lags)
         at_15, at_18 = passage(episodes, 15.0), passage(episodes, 18.0)
         solved = decisions(at_18) if at_18 else f"never (best {best_mean(episodes):.1f} in {length:,})"
         wall = clock(at_18[1]) if at_18 else "-"
@@ -62,7 +64,7 @@ def cartpole(group: Path) -> str:
 
 
 def throughput(group: Path) -> str:
-    """Speed of training beside what the cores could do if nothing were lost."""
+    """Speed of training, and of its stages alone, compared with the bound that the cores set."""
     header = ("preset", "backend", "environments alone", "acting alone", "learning alone", "training", "of the bound")
     machines, rows = [], []
     for path in sorted(group.glob("*.json")):
@@ -76,7 +78,7 @@ def throughput(group: Path) -> str:
 
 
 def sb3(group: Path) -> str:
-    """Speed of training beside Stable-Baselines3, in windows that take turns; a file per comparison."""
+    """Speed of training compared with Stable-Baselines3, in alternating windows; a file per comparison."""
     header = ("instructions", "trainer", "decisions/s: median (min to max)", "ratio to SB3", "start", "memory (PSS)")
     machines, rows = [], []
     for path in sorted(group.glob("*.json")):
@@ -87,10 +89,40 @@ def sb3(group: Path) -> str:
         best = max(row["median"] for row in contenders if row["contender"].startswith("SB3"))
         for row in contenders:
             speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
-            ratio, start, rnn_state = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
+            ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
             what = f"{row['contender'].removesuffix(' 50 envs')} ({row['note']})"  # the note has the precision
-            rows.append((instructions, what, speed, ratio, start, rnn_state))
+            rows.append((instructions, what, speed, ratio, start, memory))
     return measured(machines) + table(header, rows)
+
+
+def runs_of(group: Path) -> list[Path]:
+    """The run directories of a group, in order of their names."""
+    return sorted(path for path in group.iterdir() if path.is_dir())
+
+
+def policy_lags(run: Path) -> np.ndarray:
+    """The column `policy_lag` of metrics.csv, which runs of version 0.1.0 call `lag`."""
+    try:
+        return read_table(run / "metrics.csv", ("policy_lag",))["policy_lag"]
+    except ValueError:
+        return read_table(run / "metrics.csv", ("lag",))["lag"]
+
+
+def draw_curves(group: Path, path: Path) -> None:
+    """Draw the score of every run of a group against its wall time: episodes as points, their moving mean as a line."""
+    from matplotlib.figure import Figure  # slow to import, and not needed to check the tables
+
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for run in runs_of(group):
+        episodes = read_episodes(run)
+        minutes, means = episodes["seconds"] / 60, moving_mean(episodes["score"])
+        (line,) = axes.plot(minutes, means, lw=2, label=f"seed {run.name.rpartition('-')[2]}")
+        axes.plot(minutes, episodes["score"], ".", ms=2, alpha=0.25, color=line.get_color())
+    axes.set(xlabel="wall time (minutes)", ylabel="score of Pong (game points)", ylim=(-21.5, 21.5))
+    axes.grid(alpha=0.3)
+    axes.legend(title=f"mean of the last {WINDOW} episodes", loc="upper left", fontsize=8, title_fontsize=8)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def decisions(reached: tuple[int, float] | None) -> str:
@@ -116,13 +148,13 @@ def interval_of_median(values: np.ndarray) -> tuple[float, float]:
 
 
 def about(group: Path) -> dict[str, Any]:
-    """Where the runs of a group were made."""
+    """Commit, processor and versions of a group's runs."""
     facts: dict[str, Any] = json.loads((group / "about.json").read_text(encoding="utf-8"))
     return facts
 
 
 def measured(machines: Sequence[dict[str, Any]]) -> str:
-    """Commit and kind of processor, which all figures of a table must share."""
+    """The line above a table: commit and kind of processor, which all its figures must share."""
     lines = {
         f"Commit {one['commit']}, {one['cores']} cores of {one['processor']}, torch {one['torch']}." for one in machines
     }
@@ -137,7 +169,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-TABLES: dict[str, Callable[[Path], str]] = {  # a directory in results/, and what makes its table
+TABLES: dict[str, Callable[[Path], str]] = {  # directory in results/: function that makes its table
     "pong": pong,
     "compare-pong": pong,
     "cartpole": cartpole,
@@ -147,7 +179,7 @@ TABLES: dict[str, Callable[[Path], str]] = {  # a directory in results/, and wha
 
 
 def fill(text: str) -> str:
-    """`text` with every table between its two markers made anew; ValueError where a marker is missing."""
+    """`text` with the table between each pair of markers replaced; ValueError if a marker is missing."""
     for name, make in TABLES.items():
         between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", flags=re.S)
         if (found := len(between.findall(text))) != 1:
@@ -159,8 +191,8 @@ def fill(text: str) -> str:
 
 def main() -> int:
     """Fill or check README.md; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Write the tables of README.md from the files in results/.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 where it is out of date")
+    parser = argparse.ArgumentParser(description="Write README.md's tables and learning curve from results/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if it is out of date")
     check = parser.parse_args().check
     readme = ROOT / "README.md"
     old = readme.read_text(encoding="utf-8")
@@ -168,6 +200,7 @@ def main() -> int:
     if check:
         return int(new != old)
     readme.write_text(new, encoding="utf-8")
+    draw_curves(RESULTS / "pong", CURVE)
     return 0
 
 

@@ -2,19 +2,19 @@
 
     python benchmarks/throughput.py --preset default --backend native
 
-Speeds are decisions per second (env_steps/s). The stages take turns, a window each, round after
-round, so that a slow minute of the machine falls on all of them; the median window counts.
+Speeds are decisions per second (env_steps/s). The stages alternate, one window each per round, so
+that a slow minute of the machine affects all of them; the median window counts.
 
 * environments: random actions, in the groups and threads that training uses
 * acting: forward pass and sampling on the observations of a recorded rollout
-* learning: one optimiser step on each batch of the recorded rollout, then the normaliser's statistics
-* end to end: the trainer's loop without log, checkpoint and display
-* 1 thread: the first three with one thread at work, all environments in one group. For `async`
-  the environments are plain ones in one loop, so that neither processes nor pipes count.
+* learning: one optimizer step per minibatch of the recorded rollout, then the normalizer's statistics
+* end to end: training without log, checkpoint and display
+* 1 thread: the first three on one thread, all environments in one group. For `async` the
+  environments are stepped in one loop, so that neither processes nor pipes count.
 
-Core bound: cores / (sum of the 1-thread stages' seconds per decision), the speed of a training
-that lost nothing to waiting, copying or uneven shares, and spread over all cores what runs in one
-thread: the optimiser's step and the normaliser's statistics.
+Core bound: cores / (sum of the 1-thread stages' seconds per decision): the speed of a training that
+loses nothing to waiting, copying or uneven shares, and that spreads over all cores even what
+runs on one thread, the optimizer's step and the normalizer's statistics.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from a2c.rollout import Rollout
 from a2c.run.trainer import Trainer
 
 HELP = "Speed of training, stage by stage and as a whole. Every flag of train.py works too: --preset, --backend ..."
-STEPS = 20  # decisions per environment in one pass of a stage that runs alone
+STEPS = 20  # decisions per environment in one call of a stage that runs alone
 PARTS = ("environments", "acting", "learning")
-SINGLE = ", 1 thread"  # ends the names of the stages that the core bound is made of
+SINGLE = ", 1 thread"  # suffix of the stages from which the core bound is computed
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Options:
 
 
 def close(groups: Sequence[MonitoredVectorEnv], compute: Compute) -> None:
-    """End environments and threads."""
+    """Close environments and threads."""
     for envs in groups:
         envs.close()
     compute.close()
 
 
 def time_to_first_step(config: Config) -> float:
-    """Seconds to start the environments, reset them and step each once. Call it first, while nothing is warm."""
+    """Seconds to start the environments, reset them and step each once. Call it before anything else has run."""
     began = time.perf_counter()
     compute = Compute(config)
     groups = make_groups(config, compute.env_groups, compute.threads_per_group)
@@ -87,7 +87,7 @@ def time_to_first_step(config: Config) -> float:
 
 
 def step_envs(groups: Sequence[MonitoredVectorEnv], compute: Compute, rng: np.random.Generator) -> int:
-    """Play `STEPS` random decisions in every environment, each group in its compute thread."""
+    """Step every environment `STEPS` times with random actions, each group in its compute thread."""
 
     def play(envs: MonitoredVectorEnv, actions: np.ndarray) -> None:
         for row in actions:
@@ -115,16 +115,16 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
 
 
 def replay(trainer: Trainer, rollouts: Sequence[Rollout]) -> int:
-    """Learn the recorded rollouts again."""
+    """Learn from the recorded rollouts again."""
     for rollout in rollouts:
         trainer.learner.learn(rollout)
     return sum(len(rollout) for rollout in rollouts)
 
 
 def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], int]]:
-    """What takes turns: from a name to a function that does one pass and returns its decisions."""
+    """The stages that alternate: functions that do their work once and return the number of decisions."""
     rng, collector = np.random.default_rng(0), training.algorithm.collector
-    # A vanishing step size costs the same and keeps the policy that acted.
+    # A vanishing step size costs the same, and the acting policy does not change.
     config = replace(training.config, learning_rate=1e-12)
     recorded = [copy.deepcopy(collector.collect()) for _ in range(-(-STEPS // collector.rollout_steps))]
     learner = Trainer(config)
@@ -152,7 +152,7 @@ def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], i
 
 
 def measure(stages: dict[str, Callable[[], int]], seconds: float, rounds: int) -> dict[str, list[float]]:
-    """Decisions/s of every window: a short round to warm up, then `rounds` over all stages."""
+    """Decisions/s of every window: one short round to warm up, then `rounds` rounds over all stages."""
     speeds: dict[str, list[float]] = {name: [] for name in stages}
     for turn in range(rounds + 1):
         print(f"round {turn} of {rounds}" if turn else "warming up", file=sys.stderr, flush=True)
@@ -191,10 +191,10 @@ def report(figures: dict[str, Any], console: Console) -> None:
 
 def run(options: Options, config: Config) -> dict[str, Any]:
     """All figures of one measurement."""
-    machine = machine_facts()  # asks torch for its threads before a run sets them
+    machine = machine_facts()  # before a run sets torch's number of threads
     startup = time_to_first_step(config)
     with ExitStack() as stack:
-        with PeakMemory(os.getpid()) as rnn_state:
+        with PeakMemory(os.getpid()) as memory:
             training = Trainer(config)
             stack.callback(training.close)
             training.start()
@@ -217,8 +217,8 @@ def run(options: Options, config: Config) -> dict[str, Any]:
         "core_bound": bound,
         "share_of_core_bound": bound and median["end to end"] / bound,
         "startup_seconds": startup,
-        "peak_pss_mb": rnn_state.pss,
-        "peak_rss_mb": rnn_state.rss,
+        "peak_pss_mb": memory.pss,
+        "peak_rss_mb": memory.rss,
     }
 
 

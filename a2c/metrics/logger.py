@@ -13,10 +13,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
-
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.files import CsvTable, exact, write_atomically
@@ -92,17 +88,24 @@ class EventFile:
         directory.mkdir(parents=True, exist_ok=True)
         if directory.is_symlink():
             raise OSError(f"{directory} must not be a link")
+        from tensorboardX.event_file_writer import EventsWriter  # which imports torch
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._events, self._summaries = event_pb2, summary_pb2
         # An unpredictable name, at which nobody can have put a link.
         self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{secrets.token_hex(8)}")
         if first_step is not None:
-            self._writer.write_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+            log = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.write_event(self._events.Event(step=first_step, session_log=log))
         self._writer.flush()
 
     def add(self, step: int, seconds: float, values: dict[str, float]) -> None:
         """Write one point per name, at wall time `seconds`; NaN and infinite values are left out."""
         for name, value in values.items():
             if math.isfinite(value):
-                self._writer.write_event(Event(step=step, wall_time=seconds, summary=scalar(name, value)))
+                point = self._summaries.Summary.Value(tag=name, simple_value=value)
+                summary = self._summaries.Summary(value=[point])
+                self._writer.write_event(self._events.Event(step=step, wall_time=seconds, summary=summary))
         self._writer.flush()
 
     def close(self) -> None:

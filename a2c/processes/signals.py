@@ -29,6 +29,15 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.number != 0
 
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler: record the first signal; raise KeyboardInterrupt at a second SIGINT."""
+        if self and number == signal.SIGINT:
+            now = time.monotonic()
+            if now - self.interrupted_at > CALM:
+                self.interrupted_at = now
+                raise KeyboardInterrupt
+        self.number = self.number or number
+
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
@@ -37,18 +46,10 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
     Does nothing outside the main thread, which alone may handle signals in Python.
     """
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if request and number == signal.SIGINT:
-            now = time.monotonic()
-            if now - request.interrupted_at > CALM:
-                request.interrupted_at = now
-                raise KeyboardInterrupt
-        request.number = request.number or number
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

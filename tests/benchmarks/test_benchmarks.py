@@ -1,4 +1,4 @@
-"""The benchmarks count what is really played and learned, compute what they say, and name what it belongs to."""
+"""The benchmarks count real decisions, compute what they print, and name the machine and commit."""
 
 import json
 import statistics
@@ -22,7 +22,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def test_every_stage_counts_the_decisions_that_it_does(benchmarks, tmp_path):
+def test_every_stage_counts_its_decisions(benchmarks, tmp_path):
     from throughput import SINGLE, make_stages
 
     config = Config(
@@ -86,7 +86,7 @@ def test_a_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"
         assert window["steps"] > 0 and window["steps"] % (4 * 20) == 0 and window["seconds"] >= 0.05
 
 
-def test_the_comparison_writes_what_follows_from_its_windows(benchmarks, capsys):
+def test_the_figures_of_the_comparison_follow_from_its_windows(benchmarks, capsys):
     from compare_sb3 import Options, compare
 
     options = Options(ours="sync", sb3_envs="", seconds=0.05, rounds=2)
@@ -96,7 +96,7 @@ def test_the_comparison_writes_what_follows_from_its_windows(benchmarks, capsys)
     assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
 
 
-def test_ratios_are_those_of_the_medians_to_the_best_of_the_others(benchmarks):
+def test_ratios_are_of_medians_and_to_the_fastest_of_the_others(benchmarks):
     from compare_sb3 import ratios
 
     medians = {"ours async": 900.0, "ours native": 1200.0, "SB3 16 envs, 1": 700.0, "SB3 50 envs, 1": 500.0}

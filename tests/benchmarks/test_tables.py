@@ -1,4 +1,4 @@
-"""The README's tables: what the script reads, counts and refuses, and that README.md holds what it writes."""
+"""The README's tables and curve: what the script reads, counts and refuses; README.md holds what it writes."""
 
 import csv
 import importlib.util
@@ -20,8 +20,8 @@ spec.loader.exec_module(tables)
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
 
 
-def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
-    """A finished run with a game of each score every `env_steps` decisions and 10 seconds."""
+def write_run(run: Path, scores: list[float], env_steps: int = 1000, lag: str = "policy_lag") -> None:
+    """A finished run with an episode of each score every `env_steps` decisions and 10 seconds."""
     run.mkdir(parents=True)
     with open(run / "episodes.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -29,7 +29,7 @@ def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
         writer.writerows((env_steps * (i + 1), 10 * (i + 1), score, 5) for i, score in enumerate(scores))
     with open(run / "metrics.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("env_steps", "seconds", "policy_lag"))
+        writer.writerow(("env_steps", "seconds", lag))
         writer.writerow((env_steps * len(scores), 10 * len(scores), 1.5))
 
 
@@ -49,7 +49,7 @@ def test_passage_is_the_first_episode_at_which_a_full_window_reaches_the_target(
 
 def test_a_run_that_missed_its_target_is_a_row(tmp_path):
     write_run(tmp_path / "a2c-0", [19.0] * 100)
-    write_run(tmp_path / "a2c-1", [16.0] * 100)
+    write_run(tmp_path / "a2c-1", [16.0] * 100, lag="lag")  # as version 0.1.0 called the column
     (tmp_path / "about.json").write_text(json.dumps(ABOUT))
     text = tables.pong(tmp_path)
     assert text.startswith("Commit abc1234, 2 cores of X, torch 2.")
@@ -84,3 +84,10 @@ def test_a_table_of_two_commits_is_refused():
 def test_a_missing_marker_is_refused():
     with pytest.raises(ValueError, match="markers"):
         tables.fill("no table here")
+
+
+def test_the_learning_curve_is_drawn_from_every_run_of_the_group(tmp_path):
+    write_run(tmp_path / "group" / "a2c-0", [19.0] * 10)
+    write_run(tmp_path / "group" / "a2c-1", [16.0] * 10)
+    tables.draw_curves(tmp_path / "group", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

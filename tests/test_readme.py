@@ -1,0 +1,76 @@
+"""README.md and the other documents: length, links, options, names; the library example runs as pasted."""
+
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from a2c.cli.commands import main
+from a2c.config.presets import PRESETS
+from a2c.metrics.meters import METRICS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*GUIDES, ROOT / "CHANGELOG.md", ROOT / "results" / "README.md"]
+
+
+def section(title):
+    """The text under a heading, up to the next one of any level."""
+    return re.split(r"^#+ ", README.split(f"# {title}\n")[1], flags=re.M)[0]
+
+
+def first_cells(text):
+    """Every `name` in the first column of a table."""
+    return {name for line in text.splitlines() for name in re.findall(r"`([^`]+)`", line.partition(" | ")[0])}
+
+
+def anchors(path):
+    """What a link may name after #: the headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_above_the_reference_part():
+    assert len(README.split("\n## Reference\n")[0].split()) <= 1000
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_nothing_is_left_to_do_and_every_relative_link_leads_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    assert "TODO" not in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_every_option_that_is_named_exists(capsys):
+    known = {"--help"}
+    for command in ([], ["train"], ["evaluate"], ["record"], ["compare"]):
+        with suppress(SystemExit):
+            main([*command, "--help"])
+        known |= set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        text = script.read_text(encoding="utf-8")
+        known |= {f"--{name.replace('_', '-')}" for name in re.findall(r"^    (\w+): .* = ", text, flags=re.M)}
+        known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', text))
+    for path in GUIDES:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", path.read_text(encoding="utf-8")))
+        assert not named - known, path.name
+
+
+def test_presets_and_metrics_that_are_named_exist():
+    assert first_cells(section("Use it from the command line")) == set(PRESETS)
+    assert first_cells(section("Metrics")) <= set(METRICS)
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.S))
+def test_the_library_example_runs_as_pasted(block, tmp_path):
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
