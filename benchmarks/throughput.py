@@ -7,14 +7,14 @@ that a slow minute of the machine affects all of them; the median window counts.
 
 * environments: random actions, in the groups and threads that training uses
 * acting: forward pass and sampling on the observations of a recorded rollout
-* learning: one optimizer step per minibatch of the recorded rollout, then the normalizer's statistics
+* learning: one optimiser step per minibatch of the recorded rollout, then the normaliser's statistics
 * end to end: training without log, checkpoint and display
 * 1 thread: the first three on one thread, all environments in one group. For `async` the
   environments are stepped in one loop, so that neither processes nor pipes count.
 
 Core bound: cores / (sum of the 1-thread stages' seconds per decision): the speed of a training that
 loses nothing to waiting, copying or uneven shares, and that spreads over all cores even what
-runs on one thread, the optimizer's step and the normalizer's statistics.
+runs on one thread, the optimiser's step and the normaliser's statistics.
 """
 
 from __future__ import annotations
