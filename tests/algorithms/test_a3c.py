@@ -238,7 +238,7 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
     def advance_and_interrupt():
         progress = training_step()
         pids.update(process.pid for process in whole.algorithm.workers.processes)
-        if whole.learner.env_steps > 2000:
+        if whole.learner.env_steps > 2000 and not whole.stop:  # `drain` comes here too
             signal.raise_signal(signal.SIGINT)
         return progress
 
