@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from a2c.cli.options import COMMANDS, Options
+from a2c.cli.options import COMMANDS, Compare, Options
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
@@ -38,15 +38,15 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     Raises as `parse_config` does.
     """
     name = args[0] if args else ""
-    if not name.startswith("-"):
+    if name not in ("-h", "--help") and not name.startswith("--tyro-"):  # the latter: shell completion
         check_choice("command", name, tuple(COMMANDS))
     defaults = _defaults(args if name == "train" else [])
     notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
     notes["train"] = tyro.conf.subcommand("train", default=defaults, description="Train an agent.")
     commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
     options, unknown = _parse(commands, "a2c", args, description=HELP)
-    if name != "compare":
-        refuse_unknown(unknown, COMMANDS[name])
+    if not isinstance(options, Compare):
+        refuse_unknown(unknown, type(options))
     return options, unknown
 
 

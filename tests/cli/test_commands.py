@@ -104,7 +104,7 @@ def test_train_refuses_to_resume_a_run_with_a_damaged_config(capsys, tmp_path):
         (["train", "--num-evns", "3"], ["Unrecognized options: --num-evns, 3; did you mean --num-envs?"]),
         (["trian"], ["command must be one of compare, evaluate, record, train", "'trian'", "did you mean train"]),
         ([], ["command must be one of compare, evaluate, record, train"]),
-        (["--seed", "3"], ["Expected one of {train, evaluate, record, compare}"]),
+        (["--seed", "3", "train"], ["command must be one of", "got '--seed'"]),
     ],
 )
 def test_main_refuses_in_one_line(args, parts, capsys):
@@ -177,6 +177,13 @@ def test_main_help_of_train_shows_the_defaults_of_the_preset(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--preset", "cartpole", "--help"])
     assert "(default: CartPole-v1)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_main_prints_a_shell_completion_for_all_commands(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--tyro-print-completion", "bash"])
+    out = capsys.readouterr().out
+    assert not end.value.code and "--num-envs" in out and "--episodes" in out
 
 
 def test_main_prints_the_version(capsys):
