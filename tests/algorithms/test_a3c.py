@@ -41,7 +41,7 @@ ONE = {
     "rnn_state": ["--preset", "cartpole-lstm", "--num-envs", "4", "--no-progress", "--total-env-steps", "640"],
     "pong, float32": [*PONG, "--num-envs", "1", "--precision", "float32", "--total-env-steps", "40"],
     "pong, bfloat16": [*PONG, "--num-envs", "2", "--precision", "bfloat16", "--total-env-steps", "40"],
-    "pong, native": [*PONG, "--backend", "native", "--num-envs", "16", "--total-env-steps", "240"],
+    "pong, native": [*PONG, "--backend", "native", "--num-envs", "4", "--total-env-steps", "60"],
 }
 
 

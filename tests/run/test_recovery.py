@@ -27,7 +27,7 @@ from a2c.run.trainer import Trainer
 
 FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
 PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--num-envs", "16"]  # two groups
-PONG += ["--total-env-steps", str(16 * 20 * 8)]
+PONG += ["--total-env-steps", str(16 * 20 * 6)]
 # What gymnasium says about an exception in a worker before it raises it here.
 REPORTED = pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 

@@ -164,10 +164,8 @@ def gone(processes):
     return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-SIGNALS = [
-    ("async", signal.SIGINT),
-    pytest.param("native", signal.SIGTERM, marks=pytest.mark.slow),
-]  # async and SIGTERM: see test_resume.py
+# async and SIGTERM: see test_resume.py
+SIGNALS = [("async", signal.SIGINT), pytest.param("native", signal.SIGTERM, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("backend", "number"), SIGNALS)
