@@ -44,7 +44,7 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.make import make_envs, make_groups
 from a2c.envs.vector_env import MonitoredVectorEnv
-from a2c.policy import sample
+from a2c.policy import Policy
 from a2c.rollout import Rollout
 from a2c.run.trainer import Trainer
 
@@ -103,11 +103,10 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
 
     @torch.no_grad()
     def play(mine: slice) -> None:
-        generator = torch.Generator(trainer.compute.device).manual_seed(0)
+        policy = Policy(trainer.learner.replica, rollouts[0].actions[:, mine].shape[1], trainer.compute.device)
         for rollout in rollouts:
-            for obs in rollout.obs[:, mine]:
-                logits, _ = trainer.learner.replica(obs)
-                sample(logits.float(), generator)[0].cpu()
+            for obs, starts in zip(rollout.obs[:, mine], rollout.starts[:, mine], strict=True):
+                policy.act(obs, starts).actions.cpu()
             trainer.learner.replica(rollout.next_obs[mine])
 
     trainer.compute.map(play, columns)
@@ -126,7 +125,7 @@ def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], i
     rng, collector = np.random.default_rng(0), training.algorithm.collector
     # A vanishing step size costs the same, and the acting policy does not change.
     config = replace(training.config, learning_rate=1e-12)
-    recorded = [copy.deepcopy(collector.collect()) for _ in range(-(-STEPS // collector.rollout_steps))]
+    recorded = [copy.deepcopy(collector.collect().rollout) for _ in range(-(-STEPS // collector.rollout_steps))]
     learner = Trainer(config)
     stack.callback(learner.close)
     stages: dict[str, Callable[[], int]] = {

@@ -82,7 +82,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     for name in ("env_steps", "updates"):
         if type(state[name]) is not int or not 0 <= state[name] < 2**53:
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
-    for name in ("network", "optimizer", "windows", "learning", "scores"):
+    for name in ("network", "optimizer", "metrics", "algorithm", "scores"):
         if not isinstance(state[name], dict):  # a tensor would take the names of its entries for an index, and warn
             kind = type(state[name]).__name__
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, not a dictionary but {kind}{_advice(path)}")

@@ -20,7 +20,6 @@ def state_of(net, **changes):
         "input_shape": [3],
         "n_actions": 5,
         "algorithm": {},
-        "windows": {},
         "metrics": {},
         "scores": {},
         "saved_best": 1.5,

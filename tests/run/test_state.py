@@ -43,7 +43,7 @@ def test_run_state_restart_replays_the_same_bits(trainer):
     assert trainer.state.restart()  # its episodes go on
     assert trainer.state.env_steps == 160 and stats.env_steps == 80
     again = trainer.state.capture()
-    for part in ("network", "optimizer", "algorithm", "scores", "windows", "metrics"):
+    for part in ("network", "optimizer", "algorithm", "scores", "metrics"):
         assert same(first[part], again[part]), part
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.soak
 KILLS = int(os.environ.get("A2C_SOAK_KILLS", "200"))
 FLAGS = ["--preset", "pong-fast", "--backend", "async", "--num-envs", "16", "--threads", "2", "--no-progress"]
 ROLLOUT = 16 * 20
-PARTS = ("network", "optimizer", "algorithm", "scores", "windows", "updates")
+PARTS = ("network", "optimizer", "algorithm", "scores", "updates")
 
 
 def undisturbed(run_dir, env_steps):
