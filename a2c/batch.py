@@ -1,4 +1,4 @@
-"""From experience to what the loss takes: bootstrapped returns, beside the network's outputs."""
+"""Experience as notebooks have it: n-step transitions, and `unpack_batch`, which takes rollouts too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c.policy import replay, step
-from a2c.returns import lambda_returns
-from a2c.rollout import Rollout
+from a2c.rollout import Batch, Rollout, flat_values
 
 
 class Experience(NamedTuple):
@@ -46,57 +44,15 @@ class Transitions:
         """0: their windows run on across updates, so no single policy acted in them."""
         return 0.0
 
+    def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
+        """Forward pass and n-step returns; `reward` is a sum that was clipped already, and `gae_lambda` is 1."""
+        device = next(net.parameters()).device
+        states, actions, returns = _unpack_transitions(self.items, net, device, gamma, 1)
+        logits, values = net(states)
+        return Batch(logits, flat_values(values, len(states)), actions, returns)
+
     def __len__(self) -> int:
         return len(self.items)
-
-
-class Batch(NamedTuple):
-    """What the loss takes: the network's outputs, which carry the graph, and what they are compared with."""
-
-    logits: Tensor  # [B, A]
-    values: Tensor  # [B]
-    actions: Tensor  # [B] int64
-    returns: Tensor  # [B] float32
-    behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
-
-
-def rollout_batch(
-    rollout: Rollout, net: nn.Module, *, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool
-) -> Batch:
-    """Forward pass on `[T, N]`, then the returns, then one flatten.
-
-    `off_policy`: the network has moved since it acted, so the importance ratio needs the behaviour's probabilities.
-    """
-    logits, values = replay(net, rollout.obs, rollout.starts, rollout.rnn_state)  # [T, N, A], [T, N]
-    returns = rollout_returns(rollout, net, gamma=gamma, gae_lambda=gae_lambda, reward_clip=reward_clip)  # [T, N]
-    behaviour = rollout.log_probs.flatten() if off_policy else None
-    return Batch(logits.flatten(0, 1), values.flatten(), rollout.actions.flatten(), returns.flatten(), behaviour)
-
-
-def transition_batch(
-    transitions: Sequence[Any], net: nn.Module, device: str | torch.device, *, gamma: float, reward_steps: int
-) -> Batch:
-    """Forward pass on the states of `transitions` and their n-step returns."""
-    states, actions, returns = _unpack_transitions(transitions, net, device, gamma, reward_steps)
-    logits, values = net(states)
-    return Batch(logits, _flat(values, len(states)), actions, returns)
-
-
-@torch.no_grad()
-def rollout_returns(rollout: Rollout, net: nn.Module, *, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:
-    """The lambda-returns `[T, N]` of a rollout; `net` values what follows its last step and its truncated ones."""
-    envs = rollout.actions.shape[1]
-    after = torch.cat([rollout.next_obs, rollout.final_obs])  # [N + K, ...]
-    rnn_state = torch.cat([rollout.next_rnn_state, rollout.final_rnn_state])
-    starts = torch.zeros(len(after), dtype=torch.bool, device=after.device)  # no episode starts there
-    bootstrap = _flat(step(net, after, rnn_state, starts)[1], len(after))  # [N + K]
-    next_values = torch.cat([rollout.values[1:], bootstrap[None, :envs]])  # [T, N]
-    t, n = rollout.final_index.unbind(1)
-    next_values[t, n] = bootstrap[envs:]
-    rewards = rollout.rewards.clamp(-reward_clip, reward_clip) if reward_clip else rollout.rewards
-    return lambda_returns(
-        rewards, next_values, rollout.terminated, rollout.truncated, gamma=gamma, gae_lambda=gae_lambda
-    )
 
 
 @torch.no_grad()
@@ -150,8 +106,8 @@ def unpack_batch(
         batch.check()
         _check_finite(batch.rewards)
         batch = batch.to(device)
-        returns = rollout_returns(batch, net, gamma=gamma, gae_lambda=gae_lambda, reward_clip=reward_clip)
-        return batch.obs.flatten(0, 1).clone(), batch.actions.flatten().clone(), returns.flatten()
+        returns = batch.returns(net, gamma, gae_lambda, reward_clip).flatten()
+        return batch.obs.flatten(0, 1).clone(), batch.actions.flatten().clone(), returns
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
     _check_finite(torch.tensor([float(e.reward) for e in batch]))
@@ -171,20 +127,13 @@ def _unpack_transitions(
     if alive:
         last_states = _stack([batch[i].last_state for i in alive]).to(device)
         discounts = torch.tensor([gamma ** lengths[i] for i in alive], dtype=torch.float32, device=device)
-        returns[alive] += discounts * _flat(net(last_states)[1], len(alive))
+        returns[alive] += discounts * flat_values(net(last_states)[1], len(alive))
     return states, actions, returns
 
 
 def _check_finite(rewards: Tensor) -> None:
     if not rewards.isfinite().all():
         raise ValueError(f"rewards must be finite, got {rewards[~rewards.isfinite()][0].item()}")
-
-
-def _flat(values: Tensor, batch: int) -> Tensor:
-    """The value head's output for `batch` observations as float32 `[B]`."""
-    if values.shape not in ((batch, 1), (batch,)):
-        raise ValueError(f"net must give values of shape [{batch}, 1] or [{batch}], got {list(values.shape)}")
-    return values.float().reshape(batch)
 
 
 def _count(reward_steps: Any) -> int:

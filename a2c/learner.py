@@ -11,21 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
+from a2c.compute.optimizer import load_optimizer, make_optimizer
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.rollout import Rollout
-from a2c.update import (
-    Gradients,
-    Minibatch,
-    clipped_step,
-    compute_gradients,
-    learning_rate,
-    load_optimizer,
-    make_optimizer,
-)
+from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients
 
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
@@ -97,7 +90,8 @@ class Learner:
     def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
         result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy)
         norm = clipped_step(self.net, self.optimizer, result.gradients, self.config.max_grad_norm)
-        sync_replica(self.replica, self.net)
+        if self.replica is not self.net:
+            sync_replica(self.replica, self.net)
         return result._replace(gradients=()), norm
 
     def update_normalizer(self, obs: Tensor) -> None:
@@ -198,3 +192,10 @@ def check_finite(network: dict[str, Tensor]) -> None:
     """FloatingPointError where a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The learning rate after `env_steps` decisions: constant, or linear to zero at the end."""
+    if not config.lr_decay:
+        return config.learning_rate
+    return config.learning_rate * max(0.0, 1.0 - env_steps / config.total_env_steps)

@@ -1,4 +1,4 @@
-"""Experience: what the environments and the policy did, time-major."""
+"""Experience: what the environments and the policy did, time-major; and the returns that follow from it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from a2c.policy import replay, step
+from a2c.returns import lambda_returns
 
 # ruff: noqa: RUF009  a field with metadata is no shared default
 
@@ -17,6 +20,16 @@ from torch import Tensor
 def _tensor(axes: str, dtype: torch.dtype | None = None, on_host: bool = False) -> Any:
     """A field of `Rollout`: its axes (T, N, K, H; `*` the axes of an observation; 2), its dtype (None: that of obs)."""
     return field(metadata={"axes": axes, "dtype": dtype, "on_host": on_host})
+
+
+class Batch(NamedTuple):
+    """What the loss takes: the network's outputs, which carry the graph, and what they are compared with."""
+
+    logits: Tensor  # [B, A]
+    values: Tensor  # [B]
+    actions: Tensor  # [B] int64
+    returns: Tensor  # [B] float32
+    behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
 
 
 @dataclass
@@ -109,6 +122,31 @@ class Rollout:
         """Updates since the policy acted, where the network has seen `updates` by now."""
         return updates - float(self.policy_version.mean())
 
+    def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
+        """Forward pass on `[T, N]`, then the returns, then one flatten.
+
+        `off_policy`: `net` has learned since it acted, so the loss needs the log-probabilities of that time.
+        """
+        logits, values = replay(net, self.obs, self.starts, self.rnn_state)  # [T, N, A], [T, N]
+        returns = self.returns(net, gamma, gae_lambda, reward_clip)  # [T, N]
+        behaviour = self.log_probs.flatten() if off_policy else None
+        return Batch(logits.flatten(0, 1), values.flatten(), self.actions.flatten(), returns.flatten(), behaviour)
+
+    @torch.no_grad()
+    def returns(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:
+        """The lambda-returns `[T, N]`; `net` values what follows the last step and the truncated ones."""
+        envs = self.actions.shape[1]
+        after = torch.cat([self.next_obs, self.final_obs])  # [N + K, ...]
+        rnn_state = torch.cat([self.next_rnn_state, self.final_rnn_state])
+        starts = torch.zeros(len(after), dtype=torch.bool, device=after.device)  # no episode starts there
+        bootstrap = flat_values(step(net, after, rnn_state, starts)[1], len(after))  # [N + K]
+        next_values = torch.cat([self.values[1:], bootstrap[None, :envs]])  # [T, N]
+        t, n = self.final_index.unbind(1)
+        next_values[t, n] = bootstrap[envs:]
+        rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
+        flags = self.terminated, self.truncated
+        return lambda_returns(rewards, next_values, *flags, gamma=gamma, gae_lambda=gae_lambda)
+
     def __len__(self) -> int:
         return math.prod(self.actions.shape)
 
@@ -116,3 +154,10 @@ class Rollout:
 def split_edges(envs: int, parts: int) -> list[int]:
     """Where `envs` columns are cut into parts of almost equal size: part i has columns `edges[i]` to `edges[i + 1]`."""
     return [-(-i * envs // parts) for i in range(parts + 1)]
+
+
+def flat_values(values: Tensor, batch: int) -> Tensor:
+    """The value head's output for `batch` observations as float32 `[B]`; ValueError for another shape."""
+    if values.shape not in ((batch, 1), (batch,)):
+        raise ValueError(f"net must give values of shape [{batch}, 1] or [{batch}], got {list(values.shape)}")
+    return values.float().reshape(batch)

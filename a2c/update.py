@@ -1,21 +1,33 @@
-"""One clipped optimiser step: gradients, clip, step; and the rule of the step."""
+"""One clipped optimiser step: gradients, clip, step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from a2c.batch import Batch, Transitions, rollout_batch, transition_batch
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.losses import A2CLoss, a2c_loss
-from a2c.rollout import Rollout
+from a2c.rollout import Batch
 
-Minibatch = Rollout | Transitions
+
+class Minibatch(Protocol):
+    """What one step learns from: a `Rollout`, or the `Transitions` of `--sliding-batch`."""
+
+    def split(self, parts: int) -> Sequence[Minibatch]:
+        """At most `parts` minibatches of almost equal size."""
+
+    def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
+        """Forward pass and returns."""
+
+    def policy_lag(self, updates: int) -> float:
+        """Updates since the policy acted, where the network has seen `updates` by now."""
+
+    def __len__(self) -> int: ...
 
 
 class Gradients(NamedTuple):
@@ -38,9 +50,7 @@ def compute_gradients(
     """
     shards = minibatch.split(compute.shards(len(minibatch)))
     shares = [len(shard) / len(minibatch) for shard in shards]
-    results = compute.map(
-        lambda shard, share: _shard_gradients(net, shard, share, config, compute, off_policy), shards, shares
-    )
+    results = compute.map(lambda shard, share: _shard_gradients(net, shard, share, config, off_policy), shards, shares)
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * share for term, share in zip(terms, shares, strict=True)]).sum()
@@ -51,10 +61,10 @@ def compute_gradients(
 
 
 def _shard_gradients(
-    net: nn.Module, shard: Minibatch, share: float, config: Config, compute: Compute, off_policy: bool
+    net: nn.Module, shard: Minibatch, share: float, config: Config, off_policy: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
     """Gradients, times `share`, and terms of the mean loss of one shard; touches no `.grad`: threads may meet here."""
-    batch = make_batch(net, shard, config, compute, off_policy)
+    batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
     loss = a2c_loss(
         batch.logits,
         batch.values,
@@ -68,20 +78,6 @@ def _shard_gradients(
     gradients = torch.autograd.grad(loss.total * share, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
     return gradients, detached, batch.returns.mean(), batch.values.detach().float().mean()
-
-
-def make_batch(net: nn.Module, shard: Minibatch, config: Config, compute: Compute, off_policy: bool) -> Batch:
-    """The outputs of `net` and the returns of a shard."""
-    if isinstance(shard, Transitions):
-        return transition_batch(shard.items, net, compute.device, gamma=config.gamma, reward_steps=config.rollout_steps)
-    return rollout_batch(
-        shard,
-        net,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-        reward_clip=config.reward_clip,
-        off_policy=off_policy,
-    )
 
 
 def clipped_step(
@@ -98,63 +94,3 @@ def clipped_step(
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
     optimizer.step()
     return norm
-
-
-def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """The optimiser that the config names, its moments at zero.
-
-    Adam (Kingma & Ba, 2015, algorithm 1), one fused kernel; RMSprop (Tieleman & Hinton, 2012, lecture 6e) without
-    momentum or centring, as A3C took it (Mnih et al., 2016, supplement, section 8).
-    """
-    parameters = list(net.parameters())
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "adam":
-        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
-        moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-    else:
-        kind = InsideRMSprop if config.rmsprop_eps_inside else torch.optim.RMSprop
-        optimizer = kind(parameters, lr=config.learning_rate, alpha=config.rmsprop_decay, eps=config.rmsprop_eps)
-        moments = ("square_avg",)
-    for parameter in parameters:  # torch would make them at the first step: too late to share or to compare them
-        step = torch.zeros((), device=parameter.device if config.optimizer == "adam" else "cpu")
-        optimizer.state[parameter] = {"step": step, **{name: torch.zeros_like(parameter) for name in moments}}
-    return optimizer
-
-
-class InsideRMSprop(torch.optim.RMSprop):
-    """RMSprop with epsilon under the root: `p -= lr * g / sqrt(mean(g^2) + eps)`; torch adds it outside."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step along the parameters' gradients."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            gradients = [p.grad for p in parameters]
-            squares = [self.state[p]["square_avg"] for p in parameters]
-            torch._foreach_mul_(squares, group["alpha"])
-            torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - group["alpha"])
-            roots = torch._foreach_sqrt(torch._foreach_add(squares, group["eps"]))
-            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
-            torch._foreach_add_([self.state[p]["step"] for p in parameters], 1.0)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take moments back into the tensors that hold them; the settings of this run hold, not those of the last.
-
-    ValueError where they do not fit the network or the optimiser.
-    """
-    saved = [state["state"].get(i) for i in range(len(state["state"]))]
-    moments = list(optimizer.state.values())
-    shapes = [{name: value.shape for name, value in one.items()} for one in moments]
-    if shapes != [one and {name: value.shape for name, value in one.items()} for one in saved]:
-        raise ValueError("the optimiser's moments do not fit the network")
-    for mine, theirs in zip(moments, saved, strict=True):
-        for name, value in mine.items():
-            value.copy_(theirs[name])
-
-
-def learning_rate(config: Config, env_steps: int) -> float:
-    """The learning rate after `env_steps` decisions: constant, or linear to zero at the end."""
-    if not config.lr_decay:
-        return config.learning_rate
-    return config.learning_rate * max(0.0, 1.0 - env_steps / config.total_env_steps)

@@ -15,10 +15,10 @@ PACKAGE = Path(a2c.__file__).parent
 WINGS = {  # in the order of imports; None: the files of the method, which lie on top
     "config": ("presets", "validation", "config", "resolve"),
     "processes": ("errors", "watchdog", "start", "signals", "pool"),
-    "envs": ("atari", "snapshot", "single", "vector_env", "make", "trial"),
-    "compute": ("compute", "replica"),
+    "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
+    "compute": ("compute", "replica", "optimizer"),
     None: (
-        *("normalizers", "networks", "policy", "rollout", "collector", "returns", "batch", "losses", "update"),
+        *("normalizers", "networks", "policy", "returns", "rollout", "collector", "batch", "losses", "update"),
         *("learner", "unpack_batch"),
     ),
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),

@@ -9,9 +9,9 @@ from toys import ConstantEnv, IdentityEnv, TinyNet, learn, vector
 
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
+from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.run.trainer import Trainer
-from a2c.update import make_optimizer
 
 
 def train(envs, net, rollouts, **settings):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from a2c.compute.optimizer import InsideRMSprop, load_optimizer, make_optimizer
 from a2c.config.config import Config
-from a2c.update import InsideRMSprop, load_optimizer, make_optimizer
 
 
 def net(seed: int = 0) -> nn.Linear:

@@ -10,7 +10,7 @@ import pytest
 
 from a2c.cli.commands import main
 from a2c.config.presets import PRESETS
-from a2c.metrics.meters import METRICS
+from a2c.metrics.logger import METRICS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

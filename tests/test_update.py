@@ -12,15 +12,16 @@ from toys import learn, spaces
 from a2c.batch import Experience, Transitions, unpack_batch
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
+from a2c.compute.optimizer import make_optimizer
 from a2c.compute.replica import make_replica
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
-from a2c.learner import Learner, Shared
+from a2c.learner import Learner, Shared, learning_rate
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.policy import initial_state, replay
 from a2c.rollout import Rollout
-from a2c.update import Gradients, learning_rate, make_optimizer
+from a2c.update import Gradients
 
 # No coefficient at its default, so that none can be forgotten on the way.
 CONFIG = Config(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import ale_py
@@ -13,6 +12,7 @@ from ale_py.env import AtariEnv
 from gymnasium.envs.registration import EnvSpec
 
 from a2c.config.config import Config
+from a2c.envs.packing import pack, unpack, unpack_like
 
 FRAME_SKIP = 4  # emulator frames per agent decision, on every backend
 STATE_LIMIT = 2**20  # bytes of an emulator's state at most; about 15,000 are usual
@@ -122,8 +122,8 @@ class AtariGame(AtariEnv):
         for name, limit in (("accepted", len(self._action_set)), ("decisions", 2**31)):
             if type(state[name]) is not int or not 0 <= state[name] < limit:
                 raise ValueError(f"{name} must be an integer, at least 0 and below {limit}, got {state[name]!r}")
-        self.pooled = _frames(state["pooled"], self.pooled)
-        self.frames = _frames(state["frames"], self.frames)
+        self.pooled = unpack_like(state["pooled"], self.pooled)
+        self.frames = unpack_like(state["frames"], self.frames)
         self.accepted, self.decisions = state["accepted"], state["decisions"]
         self.np_random.bit_generator.state = state["generator"]
         self.screen.fill(0)
@@ -153,28 +153,3 @@ class AtariGame(AtariEnv):
     def _info(self) -> dict[str, Any]:
         # A vector environment spends time on every info, so there is none that is not read.
         return {"lives": self.ale.lives()} if self.config.terminal_on_life_loss else {}
-
-
-def pack(content: bytes) -> dict[str, Any]:
-    """Bytes as a checkpoint holds them: compressed, `[n]` uint8, with their checksum."""
-    return {"zlib": np.frombuffer(zlib.compress(content, 1), np.uint8), "crc32": zlib.crc32(content)}
-
-
-def unpack(packed: dict[str, Any], limit: int) -> bytes:
-    """The bytes that `pack` was given, at most `limit`; ValueError, LookupError or TypeError where they are damaged."""
-    try:
-        content = zlib.decompressobj().decompress(np.asarray(packed["zlib"], np.uint8).tobytes(), limit)
-    except zlib.error as error:
-        raise ValueError(f"the compressed state of an environment must be complete, got {error}") from error
-    if zlib.crc32(content) != packed["crc32"]:
-        checksum = zlib.crc32(content)
-        raise ValueError(f"the state of an environment must have the checksum {packed['crc32']!r}, got {checksum}")
-    return content
-
-
-def _frames(packed: dict[str, Any], like: np.ndarray) -> np.ndarray:
-    """The packed array, which must have the shape and dtype of `like`."""
-    content = unpack(packed, like.nbytes + 1)
-    if len(content) != like.nbytes:
-        raise ValueError(f"frames must have {like.nbytes} bytes, got {len(content)}")
-    return np.frombuffer(content, like.dtype).reshape(like.shape).copy()

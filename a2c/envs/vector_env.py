@@ -13,7 +13,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.async_vector_env import AsyncState
 
-from a2c.processes.errors import WorkerError, failing
+from a2c.processes.errors import WorkerError, worker_error
 from a2c.processes.start import end_processes
 from a2c.processes.watchdog import Watchdog
 
@@ -135,11 +135,11 @@ class MonitoredVectorEnv(VectorWrapper):
     def _calling(self) -> Iterator[None]:
         """Around every call of the environments: failures become WorkerError, and are remembered."""
         try:
-            with failing(), self.watchdog or nullcontext():
+            with self.watchdog or nullcontext():
                 yield
-        except WorkerError:
+        except Exception as error:
             self.broken = True
-            raise
+            raise error if isinstance(error, WorkerError) else worker_error(error) from error
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments; worker processes that may no longer respond are killed."""

@@ -16,8 +16,35 @@ from pathlib import Path
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.files import CsvTable, exact, write_atomically
-from a2c.metrics.meters import EPISODE_COLUMNS, METRICS
+from a2c.metrics.meters import EPISODE_COLUMNS
 
+METRICS = {
+    "env_steps": "agent decisions summed over environments (count)",
+    "seconds": "wall time of training, all sessions of the run together (s)",
+    "updates": "optimiser steps (count)",
+    "episodes": "finished episodes (count)",
+    "reward": "score of the newest episode (points of the game)",
+    "reward_100": "mean score of the last 100 episodes (points of the game)",
+    "best_reward_100": "highest reward_100 so far, once 100 episodes are finished (points of the game)",
+    "speed": "agent decisions per second since the last row (1/s)",
+    "advantage": "mean of return - value over the newest batch (return)",
+    "values": "mean of the value head over the newest batch (return)",
+    "batch_rewards": "mean bootstrapped return of the newest batch (return)",
+    "loss_entropy": "-entropy_coef * entropy of the newest batch",
+    "loss_policy": "policy gradient term of the newest batch",
+    "loss_value": "mean squared error of the value head over the newest batch (squared return)",
+    "loss_total": "loss_policy + value_coef * loss_value + loss_entropy",
+    "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
+    "ratio": "mean importance ratio of the newest batch, clipped at 1",
+    "policy_lag": "updates between acting and learning, mean over the newest rollout (count)",
+    "grad_l2": "L2 norm of the gradient before the clip",
+    "grad_max": "largest size of one gradient entry before the clip",
+    "grad_var": "variance of the gradient's entries before the clip",
+    "learning_rate": "step size of the optimiser now",
+    "share_env": "share of wall time in which environments step (0 to 1)",
+    "share_act": "share of wall time in which the policy acts (0 to 1)",
+    "share_learn": "share of wall time in which the network learns (0 to 1)",
+}
 SCORES = ("reward", "reward_100", "best_reward_100")  # written exactly, however large
 
 

@@ -10,7 +10,7 @@ from a2c.processes.signals import StopRequest
 
 def stop_reason(config: Config, env_steps: int, scores: ScoreWindow, stop: StopRequest) -> str:
     """Why the run ends at `env_steps`, in a few words; an empty string while it goes on."""
-    if stop:
+    if stop.number:
         return f"stopped by {stop.name}"
     if config.target_score is not None and scores.meets(config.target_score):
         return f"reached a mean score of {score(scores.reached)}"

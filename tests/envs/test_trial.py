@@ -15,7 +15,8 @@ from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
 from a2c.config.config import Config
 from a2c.envs import trial
-from a2c.envs.atari import STATE_LIMIT, pack, unpack
+from a2c.envs.atari import STATE_LIMIT
+from a2c.envs.packing import pack, unpack
 from a2c.envs.single import find_spec, make_env
 from a2c.envs.snapshot import SnapshotWrapper
 from a2c.envs.trial import restores_exactly

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from a2c.cli import commands as cli
-from a2c.envs.atari import STATE_LIMIT, pack, unpack
+from a2c.envs.atari import STATE_LIMIT
+from a2c.envs.packing import pack, unpack
 from a2c.run.checkpoint import to_arrays, to_tensors
 
 WRONG = (

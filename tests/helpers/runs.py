@@ -7,7 +7,7 @@ from pathlib import Path
 
 import a2c
 from a2c.config.config import Config
-from a2c.metrics.meters import METRICS
+from a2c.metrics.logger import METRICS
 from a2c.run.trainer import Trainer
 
 HELPERS = str(Path(__file__).parent)  # where an environment that is named in a flag can be imported from

@@ -11,15 +11,15 @@ from toys import ConstantEnv, learn, vector
 
 from a2c.batch import Experience, Transitions
 from a2c.compute.compute import Compute
+from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.learner import describe_update
 from a2c.metrics.files import exact
-from a2c.metrics.logger import SCORES, EventFile, RunLogger
-from a2c.metrics.meters import EPISODE_COLUMNS, METRICS
+from a2c.metrics.logger import METRICS, SCORES, EventFile, RunLogger
+from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
 from a2c.networks import MlpA2C
-from a2c.update import make_optimizer
 
 
 def events(run_dir):

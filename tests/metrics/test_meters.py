@@ -2,7 +2,8 @@
 
 import math
 
-from a2c.metrics.meters import METRICS, WINDOW, ScoreWindow, StageTimer
+from a2c.metrics.logger import METRICS
+from a2c.metrics.meters import WINDOW, ScoreWindow, StageTimer
 
 CLASSIC_TAGS = (
     *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),

@@ -12,7 +12,7 @@ from toys import wait_for
 
 from a2c.cli import commands as cli
 from a2c.config.config import Config
-from a2c.metrics.meters import METRICS
+from a2c.metrics.logger import METRICS
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.outputs import RunOutputs
 from a2c.run.trainer import Trainer

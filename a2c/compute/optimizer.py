@@ -1,0 +1,63 @@
+"""The rule of an optimiser's step: Adam or RMSprop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from a2c.config.config import Config
+
+
+def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """The optimiser that the config names, its moments at zero.
+
+    Adam (Kingma & Ba, 2015, algorithm 1), one fused kernel; RMSprop (Tieleman & Hinton, 2012, lecture 6e) without
+    momentum or centring, as A3C took it (Mnih et al., 2016, supplement, section 8).
+    """
+    parameters = list(net.parameters())
+    optimizer: torch.optim.Optimizer
+    if config.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
+        moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    else:
+        kind = InsideRMSprop if config.rmsprop_eps_inside else torch.optim.RMSprop
+        optimizer = kind(parameters, lr=config.learning_rate, alpha=config.rmsprop_decay, eps=config.rmsprop_eps)
+        moments = ("square_avg",)
+    for parameter in parameters:  # torch would make them at the first step: too late to share or to compare them
+        step = torch.zeros((), device=parameter.device if config.optimizer == "adam" else "cpu")
+        optimizer.state[parameter] = {"step": step, **{name: torch.zeros_like(parameter) for name in moments}}
+    return optimizer
+
+
+class InsideRMSprop(torch.optim.RMSprop):
+    """RMSprop with epsilon under the root: `p -= lr * g / sqrt(mean(g^2) + eps)`; torch adds it outside."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step along the parameters' gradients."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            gradients = [p.grad for p in parameters]
+            squares = [self.state[p]["square_avg"] for p in parameters]
+            torch._foreach_mul_(squares, group["alpha"])
+            torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - group["alpha"])
+            roots = torch._foreach_sqrt(torch._foreach_add(squares, group["eps"]))
+            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+            torch._foreach_add_([self.state[p]["step"] for p in parameters], 1.0)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take moments back into the tensors that hold them; the settings of this run hold, not those of the last.
+
+    ValueError where they do not fit the network or the optimiser.
+    """
+    saved = [state["state"].get(i) for i in range(len(state["state"]))]
+    moments = list(optimizer.state.values())
+    shapes = [{name: value.shape for name, value in one.items()} for one in moments]
+    if shapes != [one and {name: value.shape for name, value in one.items()} for one in saved]:
+        raise ValueError("the optimiser's moments do not fit the network")
+    for mine, theirs in zip(moments, saved, strict=True):
+        for name, value in mine.items():
+            value.copy_(theirs[name])
