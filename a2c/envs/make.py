@@ -52,7 +52,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     vector: VectorEnv
     with failing(ValueError):
         if config.backend == "async":
-            vector = _async(config, envs)
+            vector = _workers(config, envs)
         elif config.backend == "sync":
             vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
@@ -128,7 +128,7 @@ class A2CWorkerEnv(AsyncVectorEnv):
     """gymnasium's class under a name that becomes part of its processes' names, which `is_ours` looks at."""
 
 
-def _async(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
+def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
     """One process per environment; WorkerError where one fails to start, and none is left then."""
     _allow_workers(len(envs))
     before = set(multiprocessing.active_children())  # such as the workers of other groups
