@@ -28,6 +28,7 @@ from a2c.run.trainer import Trainer
 FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
 PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--num-envs", "16"]  # two groups
 PONG += ["--total-env-steps", str(16 * 20 * 6)]
+CARTPOLE = ["--env", "CartPole-v1", "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 12)]
 # What gymnasium says about an exception in a worker before it raises it here.
 REPORTED = pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 
@@ -105,7 +106,7 @@ def test_trouble_that_passes_is_overcome(trouble, tmp_path, capsys):
 
 def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "SNAPSHOT_EVERY", 1)
-    run = Trainer(parse_config([*PONG, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
+    run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
     training_step, killed = run.training_step, set()
 
     def advance_and_kill():
@@ -120,7 +121,7 @@ def test_progress_between_failures_starts_the_count_again(tmp_path, monkeypatch)
 
 
 def test_workers_that_cannot_start_end_the_run(tmp_path, monkeypatch):
-    run = Trainer(parse_config([*PONG, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
+    run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
     training_step, starts = run.training_step, []
 
     def refuse(state):
@@ -338,7 +339,7 @@ def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(wa
 
 
 def test_a_run_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):
-    run = Trainer(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))
+    run = Trainer(parse_config([*CARTPOLE, "--run-dir", str(tmp_path / "run")]))
     run.claim()
     run.start()
     run._open_outputs()
