@@ -262,7 +262,7 @@ os._exit(0)  # a thread in the sleeping environment of this process would wait f
 
 
 @pytest.mark.parametrize(
-    "how", ["async", pytest.param("sync", marks=pytest.mark.slow), "a3c", pytest.param("ga3c", marks=pytest.mark.slow)]
+    "how", ["async", *(pytest.param(how, marks=pytest.mark.slow) for how in ("sync", "a3c", "ga3c"))]
 )
 def test_two_interrupts_leave_a_notebook_alive_and_no_worker(how, tmp_path):
     flags = troubled(tmp_path, "hang")

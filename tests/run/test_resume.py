@@ -77,6 +77,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(flags, tmp_path):
         assert lived(tmp_path / "straight", name) == lived(tmp_path / "resumed", name)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_signal_to_its_group_has_stopped_equals_a_straight_one(tmp_path):
     stopped = started(tmp_path / "stopped", "--backend", "async", "--threads", "2")
     wait_for(lambda: stopped.stdout.readline().count(" steps/s "))
