@@ -75,7 +75,8 @@ class RunOutputs:
         self.env_steps += stats.env_steps
         self.scores.add(episode.score for episode in stats.episodes)
         self.timer.add(stats.seconds)
-        self._attempt(lambda: self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes))
+        if stats.episodes:
+            self._attempt(lambda: self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes))
         due = last or self.timer.row_seconds >= self.config.log_every
         if due and self.env_steps > self.timer.row_steps:
             self._log_row(self._metrics(learner_metrics))

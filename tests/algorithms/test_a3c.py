@@ -348,7 +348,8 @@ def test_cartpole_is_learned(algorithm, tmp_path):
     assert state["scores"]["reached"] >= 195 and state["env_steps"] < 200_000
 
 
-@pytest.mark.parametrize("algorithm", ["a3c", pytest.param("ga3c", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]

@@ -28,6 +28,7 @@ from a2c.run.trainer import Trainer
 FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
 PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--num-envs", "16"]  # two groups
 PONG += ["--total-env-steps", str(16 * 20 * 6)]
+CARTPOLE = ["--env", "CartPole-v1", "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 12)]
 # What gymnasium says about an exception in a worker before it raises it here.
 REPORTED = pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 
@@ -96,7 +97,7 @@ def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys)
 
 def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
-    run = Trainer(parse_config([*PONG, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
+    run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
     training_step, killed = run.algorithm.training_step, set()
 
     def kill_and_step():
@@ -111,7 +112,7 @@ def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
 
 
 def test_recovery_ends_where_workers_cannot_start(tmp_path, monkeypatch):
-    run = Trainer(parse_config([*PONG, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
+    run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
     training_step, starts = run.algorithm.training_step, []
 
     def refuse(new_run):
@@ -247,7 +248,7 @@ os._exit(0)  # a thread in the sleeping environment of this process would wait f
 
 
 @pytest.mark.parametrize(
-    "how", ["async", pytest.param("sync", marks=pytest.mark.slow), "a3c", pytest.param("ga3c", marks=pytest.mark.slow)]
+    "how", ["async", *(pytest.param(how, marks=pytest.mark.slow) for how in ("sync", "a3c", "ga3c"))]
 )
 def test_trainer_in_a_notebook_survives_two_interrupts_without_workers(how, tmp_path):
     flags = troubled(tmp_path, "hang")
@@ -324,7 +325,7 @@ def test_train_command_that_waits_ends_at_a_second_interrupt_and_shows_the_curso
 
 
 def test_trainer_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, capsys):
-    run = opened(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))
+    run = opened(parse_config([*CARTPOLE, "--run-dir", str(tmp_path / "run")]))
     run.state.save_when_due(run.outputs)
     run.close()  # as much as a kill would have left
     assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "320"]) == 0

@@ -67,6 +67,7 @@ def test_trainer_resumed_gives_the_bits_of_a_run_without_a_stop(flags, tmp_path)
         assert untimed_rows(tmp_path / "straight", name) == untimed_rows(tmp_path / "resumed", name)
 
 
+@pytest.mark.slow
 def test_trainer_resumed_after_a_signal_to_its_process_group(tmp_path):
     stopped = started(tmp_path / "stopped", "--backend", "async", "--threads", "2")
     wait_for(lambda: stopped.stdout.readline().count(" steps/s "))
