@@ -300,7 +300,7 @@ def test_a_second_interrupt_ends_a_waiting_command_and_shows_the_cursor_again(wa
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium as gym\n"
     code += "gym.register(sys.argv[2], entry_point='troubled:TroubledEnv', kwargs={'file': sys.argv[3]})\n"
     if waits_for == "disk":
-        code += "from a2c import record\n"
+        code += "from a2c.run import outputs as record\n"
         code += "def refuse(*args, **kwargs): raise OSError(28, 'No space left on device')\n"
         code += "record.save_checkpoint = refuse\n"
     code += "from a2c.cli.commands import train; sys.exit(train(sys.argv[4:]))"
