@@ -89,7 +89,7 @@ def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
     first, second = rollouts(compute, net, 2, ends=ends)
     first.rewards.zero_()
     next_values = unpack_batch(first, net, gamma=1.0, gae_lambda=0.0)[2].unflatten(0, (6, 3))
-    torch.testing.assert_close(next_values[-1, 2], second.values[0, 2])  # its episode goes on
+    torch.testing.assert_close(next_values[-1, 2], second.values[0, 2])  # its episode continues
     for (t, n), obs in zip(first.final_index.tolist(), first.final_obs, strict=True):
         begin = max(s for s in range(t + 1) if first.starts[s, n])
         rnn_state = torch.zeros(1, net.rnn_state_size)

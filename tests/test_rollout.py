@@ -152,12 +152,12 @@ def test_a_split_keeps_whole_windows_and_renumbers_final_observations(compute):
 def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
     # A tensor on the device "meta" has no numbers, so nothing that was left out can pass for it.
     rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect().rollout
-    moved = rollout.to(torch.device("meta"))
-    assert moved.policy_version is rollout.policy_version
+    on_device = rollout.to(torch.device("meta"))
+    assert on_device.policy_version is rollout.policy_version
     tensors = {name: value for name, value in vars(rollout).items() if name != "policy_version"}
     assert len(tensors) == 14
     for name, before in tensors.items():
-        after = getattr(moved, name)
+        after = getattr(on_device, name)
         assert (after.device.type, after.shape, after.dtype) == ("meta", before.shape, before.dtype), name
     back = rollout.to(torch.device("cpu"))
     assert all(torch.equal(getattr(back, name), before) for name, before in tensors.items())

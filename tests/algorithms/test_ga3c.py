@@ -111,7 +111,7 @@ def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
 
     whole.algorithm.training_step = advance_and_break
     assert whole.run() == 0 and broken
-    assert "the predictor failed: RuntimeError: CUDA out of memory: started again at" in capsys.readouterr().out
+    assert "the predictor failed: RuntimeError: CUDA out of memory: restarted at" in capsys.readouterr().out
 
 
 def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
@@ -121,7 +121,7 @@ def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
     before, taken = copy.deepcopy(learner.net), []
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, minibatches: taken.append(copy.deepcopy(rollout))
-    algorithm.columns = 2  # a rollout of one player
+    algorithm.envs_per_batch = 2  # a rollout of one player
     algorithm.start(new_run=True)
     expected = []
     for part in make_tasks(config, 0):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from a2c.metrics.results import best_mean, passage, read_episodes
+from a2c.metrics.results import best_mean, first_passage, read_episodes
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tables.py"
 spec = importlib.util.spec_from_file_location("tables", SCRIPT)
@@ -41,9 +41,9 @@ def test_readme_holds_what_the_script_writes():
 def test_passage_is_the_first_episode_at_which_a_full_window_reaches_the_target(tmp_path):
     write_run(tmp_path / "a", [20.0] * 50 + [10.0] * 50 + [20.0] * 60)  # 50 of 100 at 20 until the lows leave
     episodes = read_episodes(tmp_path / "a")
-    assert passage(episodes, 15.0) == (100_000, 1000.0)
-    assert passage(episodes, 16.0) == (160_000, 1600.0)
-    assert passage(episodes, 16.1) is None
+    assert first_passage(episodes, 15.0) == (100_000, 1000.0)
+    assert first_passage(episodes, 16.0) == (160_000, 1600.0)
+    assert first_passage(episodes, 16.1) is None
     assert best_mean(episodes) == 16.0
 
 

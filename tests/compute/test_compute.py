@@ -44,7 +44,7 @@ evaluate({run!r}, episodes=2)
 """,
     "record": """
 from a2c.tools.record_video import record_video
-record_video({run!r}, {run!r} + "/game.gif")
+record_video({run!r}, {run!r} + "/episode.gif")
 """,
 }
 

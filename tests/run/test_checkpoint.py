@@ -146,7 +146,7 @@ def test_checkpoint_of_an_older_format_is_refused_with_its_version(number, tmp_p
         load_checkpoint(path)
     message = one_line(refusal)
     assert f"written by a2c 0.1.0 in format {number}, a2c {a2c.__version__} reads format {FORMAT}" in message
-    assert message.endswith("install a2c 0.1.0 to go on with this run, or start a new one")
+    assert message.endswith("install a2c 0.1.0 to continue this run, or start a new one")
 
 
 class Bomb:

@@ -238,7 +238,7 @@ def test_a_thousand_threads_are_not_started(command, good, tmp_path, capsys, mon
 
     monkeypatch.setattr(threading.Thread, "start", counted)
     if command[-1] == "--out":
-        command = [*command, str(tmp_path / "game.gif")]
+        command = [*command, str(tmp_path / "episode.gif")]
     assert cli.main([command[0], str(run_dir), *command[1:]]) == 0
     assert most[0] < 64
 
@@ -257,7 +257,7 @@ def test_an_environment_that_fails_is_reported_in_one_line(command, fails, part,
     monkeypatch.setattr(Fragile, "FAILS", fails)
     code, error = refused([command, good], capsys)
     assert code == 1 and part in error, error
-    assert not list(Path(good).glob("*game*"))
+    assert not list(Path(good).glob("*episode.*"))
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")  # gymnasium reports an exception before it raises it
@@ -274,11 +274,11 @@ def test_a_worker_of_an_evaluation_that_fails_takes_the_others_along(fails, part
 
 def test_the_functions_raise_what_the_commands_print(good, tmp_path, monkeypatch):
     bad = changed(good, tmp_path, nan_weight)
-    for call in (evaluate, lambda run: record_video(run, tmp_path / "game.gif")):
+    for call in (evaluate, lambda run: record_video(run, tmp_path / "episode.gif")):
         with pytest.raises(CheckpointError, match="NaN or infinite"):
             call(bad)
     monkeypatch.setattr(Fragile, "FAILS", "step")
-    for call in (evaluate, lambda run: record_video(run, tmp_path / "game.gif")):
+    for call in (evaluate, lambda run: record_video(run, tmp_path / "episode.gif")):
         with pytest.raises(WorkerError, match="cannot step"):
             call(good)
 
