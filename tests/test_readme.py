@@ -34,12 +34,12 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_is_short_above_the_reference_part():
+def test_readme_is_short_above_the_reference_part():
     assert len(README.split("\n## Reference\n")[0].split()) <= 1000
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_nothing_is_left_to_do_and_every_relative_link_leads_somewhere(path):
+def test_documents_have_nothing_left_to_do_and_every_relative_link_leads_somewhere(path):
     text = path.read_text(encoding="utf-8")
     assert "TODO" not in text
     for link in re.findall(r"\]\(([^)]+)\)", text):
@@ -50,7 +50,7 @@ def test_nothing_is_left_to_do_and_every_relative_link_leads_somewhere(path):
             assert not anchor or anchor in anchors(target), link
 
 
-def test_every_option_that_is_named_exists(capsys):
+def test_documents_name_only_options_that_exist(capsys):
     known = {"--help"}
     for command in ([], ["train"], ["evaluate"], ["record"], ["compare"]):
         with suppress(SystemExit):
@@ -65,12 +65,12 @@ def test_every_option_that_is_named_exists(capsys):
         assert not named - known, path.name
 
 
-def test_presets_and_metrics_that_are_named_exist():
+def test_readme_names_only_presets_and_metrics_that_exist():
     assert first_cells(section("Use it from the command line")) == set(PRESETS)
     assert first_cells(section("Metrics")) <= set(METRICS)
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.S))
-def test_the_library_example_runs_as_pasted(block, tmp_path):
+def test_readme_library_example_runs_as_pasted(block, tmp_path):
     done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ def kept(rollout):
     return copy.deepcopy(rollout)
 
 
-def test_reward_answers_the_action_taken_at_the_observation_beside_it(compute):
+def test_collect_stores_the_reward_beside_the_observation_and_action_that_earned_it(compute):
     rollout = collector(compute, counting_envs(3, 4, 100)).collect().rollout
     index, _, step = rollout.obs.long().unbind(2)
     assert torch.equal(index, torch.arange(3).expand(7, 3))
@@ -43,7 +43,7 @@ def test_reward_answers_the_action_taken_at_the_observation_beside_it(compute):
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "terminated and truncated"])
-def test_flags_are_an_aligned_table(compute, ends):
+def test_collect_aligns_flags_and_starts(compute, ends):
     rollout = collector(compute, counting_envs(3, 4, ends=ends)).collect().rollout
     over = torch.tensor([[0, 0], [0, 0], [1, 0], [0, 1], [0, 0], [1, 0], [0, 0]]).bool()
     none = torch.zeros_like(over)
@@ -55,7 +55,7 @@ def test_flags_are_an_aligned_table(compute, ends):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_observations_keep_their_dtype(compute, dtype):
+def test_collect_keeps_the_dtype_of_observations(compute, dtype):
     rollout = collector(compute, counting_envs(2, 3, ends="truncated", dtype=dtype)).collect().rollout
     expected = torch.from_numpy(np.zeros(0, dtype)).dtype
     assert rollout.obs.dtype == rollout.next_obs.dtype == rollout.final_obs.dtype == expected
@@ -63,20 +63,20 @@ def test_observations_keep_their_dtype(compute, dtype):
     assert rollout.rewards.dtype == rollout.values.dtype == rollout.log_probs.dtype == torch.float32
 
 
-def test_final_observations_are_those_of_truncated_steps(compute):
+def test_collect_returns_the_final_observations_of_truncated_steps(compute):
     rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect().rollout
     assert rollout.final_index.tolist() == [[2, 0], [3, 1], [5, 0]]
     assert rollout.final_obs.tolist() == [[0, 0, 3], [1, 0, 4], [0, 1, 3]]  # the step that no obs[t] shows
 
 
 @pytest.mark.parametrize("ends", ["terminated", "terminated and truncated"])
-def test_a_terminated_step_has_no_final_observation(compute, ends):
+def test_collect_returns_no_final_observation_of_a_terminated_step(compute, ends):
     # It is not bootstrapped, whatever the truncation flag says.
     rollout = collector(compute, counting_envs(3, 4, ends=ends)).collect().rollout
     assert rollout.final_index.shape == (0, 2) and rollout.final_obs.shape == (0, 3)
 
 
-def test_two_rollouts_equal_one_long(compute):
+def test_collect_twice_equals_one_long_rollout(compute):
     long = collector(compute, counting_envs(3, 4, ends="truncated"), steps=8).collect()
     halves = collector(compute, counting_envs(3, 4, ends="truncated"), steps=4)
     first, second = kept(halves.collect()), kept(halves.collect())
@@ -89,7 +89,7 @@ def test_two_rollouts_equal_one_long(compute):
     assert first.episodes + second.episodes == long.episodes
 
 
-def test_groups_of_environments_are_laid_out_like_one(compute):
+def test_collect_lays_out_groups_of_environments_like_one(compute):
     # A net without chance, because each group draws its actions from a generator of its own.
     net, lengths = CertainNet(), (3, 4, 5, 2, 6)
     whole = collector(compute, counting_envs(*lengths, ends="truncated"), net=net)
@@ -102,14 +102,14 @@ def test_groups_of_environments_are_laid_out_like_one(compute):
         assert sorted(one.episodes) == sorted(two.episodes)
 
 
-def test_groups_draw_different_actions(compute):
+def test_collect_draws_different_actions_in_each_group(compute):
     groups = (counting_envs(100, 100), counting_envs(100, 100))  # the same observations in both
     rollout = collector(compute, *groups, steps=20).collect().rollout
     assert torch.equal(rollout.obs[:, :2], rollout.obs[:, 2:])
     assert not torch.equal(rollout.actions[:, :2], rollout.actions[:, 2:])
 
 
-def test_values_and_log_probs_are_those_of_the_acting_network(compute):
+def test_collect_stores_values_and_log_probs_of_the_acting_network(compute):
     net = TinyNet(seed=1)
     envs = counting_envs(3, 4, ends="truncated")
     rollout = collector(compute, envs, net=net).collect().rollout
@@ -121,18 +121,18 @@ def test_values_and_log_probs_are_those_of_the_acting_network(compute):
     assert not rollout.values.requires_grad and not rollout.log_probs.requires_grad
 
 
-def test_episodes_name_their_environment_among_all_groups(compute):
+def test_collect_numbers_the_environments_of_episodes_over_all_groups(compute):
     collected = collector(compute, counting_envs(100, 4), counting_envs(3, first=2), net=CertainNet()).collect()
     # Rewards are 10 * step + (index + step) % 5.
     assert sorted(collected.episodes) == [(1, 70.0, 4), (2, 39.0, 3), (2, 39.0, 3)]
 
 
-def test_a_rollout_names_the_policy_that_acted(compute):
+def test_collect_stores_the_policy_version(compute):
     rollout = collector(compute, counting_envs(3, 4)).collect(policy_version=17).rollout
     assert rollout.policy_version.tolist() == [17, 17] and rollout.policy_lag(20) == 3
 
 
-def test_a_split_keeps_whole_windows_and_renumbers_final_observations(compute):
+def test_split_keeps_whole_windows_and_renumbers_final_observations(compute):
     rollout = collector(compute, counting_envs(3, 4, 5, 2, 6, ends="truncated")).collect().rollout
     parts = rollout.split(2)
     assert [part.actions.shape for part in parts] == [(7, 3), (7, 2)]
@@ -149,7 +149,7 @@ def test_a_split_keeps_whole_windows_and_renumbers_final_observations(compute):
         assert torch.equal(part.final_obs[:, 0], (n + low).to(torch.uint8))  # an observation names its environment
 
 
-def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
+def test_to_copies_all_tensors_but_those_that_stay_on_the_host(compute):
     # A tensor on the device "meta" has no numbers, so nothing that was left out can pass for it.
     rollout = collector(compute, counting_envs(3, 4, ends="truncated")).collect().rollout
     on_device = rollout.to(torch.device("meta"))
@@ -163,12 +163,12 @@ def test_a_rollout_moves_to_its_device_but_for_what_the_host_reads(compute):
     assert all(torch.equal(getattr(back, name), before) for name, before in tensors.items())
 
 
-def test_a_split_into_more_parts_than_environments_gives_one_each(compute):
+def test_split_into_more_parts_than_environments_gives_one_each(compute):
     rollout = collector(compute, counting_envs(3, 4)).collect().rollout
     assert [part.actions.shape for part in rollout.split(9)] == [(7, 1), (7, 1)]
 
 
-def test_sampled_actions_follow_the_policy_and_the_seed():
+def test_act_samples_by_the_policy_and_the_seed():
     probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
     logits = probabilities.log().clamp(min=-1e9).expand(20_000, N_ACTIONS) + 3.0  # a shift changes nothing
 

@@ -37,7 +37,7 @@ def test_display_line_holds_steps_scores_speed_and_shares():
     assert "500 frames/s" in cartpole
 
 
-def test_clock_and_score_as_text():
+def test_format_duration_and_format_score_by_hand():
     assert [format_duration(s) for s in (0, 59.9, 3661, math.nan, math.inf)] == [
         "0:00:00",
         "0:00:59",

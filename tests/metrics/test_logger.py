@@ -109,7 +109,7 @@ def test_run_logger_drops_a_half_written_last_line(tmp_path):
     assert [row["env_steps"] for row in rows(tmp_path / "episodes.csv")] == ["10"]
 
 
-def test_learning_metrics_describe_the_gradient_before_the_clip():
+def test_describe_update_measures_the_gradient_before_the_clip():
     config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, num_minibatches=1)
     batch = Transitions([Experience(np.ones(3, np.float32) * i, i % 2, 5.0, None) for i in range(4)])
     found = []

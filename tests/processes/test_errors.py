@@ -13,7 +13,7 @@ def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
     assert str(worker_error(KeyError("x"))) == "an environment failed: KeyError: 'x'"
 
 
-def test_failing_turns_all_errors_but_the_named_ones_into_worker_errors():
+def test_raising_worker_error_turns_all_errors_but_the_named_ones_into_worker_errors():
     with pytest.raises(WorkerError, match="an environment failed: KeyError: 'x'"), raising_worker_error(ValueError):
         raise KeyError("x")
     with pytest.raises(ValueError, match="bad"), raising_worker_error(ValueError):

@@ -62,7 +62,7 @@ def test_receive_raises_for_a_worker_that_hangs_while_another_keeps_sending():
         assert time.perf_counter() - began < 5
 
 
-def test_let_go_on_restarts_the_timeout_of_a_worker_that_had_to_wait():
+def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
     with closing(WorkerPool(troubled.patience, [()], 2.0)) as workers:
         workers.await_all()
         end = time.perf_counter() + 1.2
@@ -77,7 +77,7 @@ def test_pool_raises_worker_error_where_a_worker_cannot_start():
         WorkerPool(troubled.two_words, [(lambda: None, 1)], 1.0)  # a lambda cannot be pickled
 
 
-def test_share_raises_worker_error_without_shared_memory():
+def test_move_to_shared_memory_raises_worker_error_where_none_is_left():
     class Full:
         def share_memory_(self):
             raise RuntimeError("unable to write to file </torch_1>: No space left on device (28)")

@@ -65,7 +65,7 @@ def test_checkpoint_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_checkpoint_before_the_newest_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
+def test_checkpoint_before_the_last_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
     def refuse(source, target):
         raise PermissionError("Operation not permitted")
 

@@ -95,7 +95,7 @@ def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys)
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 8 * 20 * 10
 
 
-def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
+def test_recovery_resets_its_count_after_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
     run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
     training_step, killed = run.algorithm.training_step, set()

@@ -37,7 +37,7 @@ def run(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
+def test_record_video_shows_the_pictures_of_the_emulator(run, greedy, tmp_path, monkeypatch):
     shown = []
     write = recording.WRITERS[".gif"]
 
@@ -77,7 +77,7 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         assert gif.info["duration"] % 70 == 0 and gif.info["loop"] == 0  # about 15 decisions a second
 
 
-def test_an_mp4_holds_a_picture_per_decision(run, capsys):
+def test_record_command_writes_a_picture_per_decision(run, capsys):
     assert cli.main(["record", str(run)]) == 0
     assert "score" in (line := capsys.readouterr().out) and "60 decisions" in line
     video = cv2.VideoCapture(str(run / "episode.mp4"))
@@ -88,7 +88,7 @@ def test_an_mp4_holds_a_picture_per_decision(run, capsys):
     assert red[0] > red[1] > red[2]
 
 
-def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
+def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatch):
     out = tmp_path / "episode.gif"
     out.write_bytes(b"old")
 
@@ -104,7 +104,7 @@ def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 @pytest.mark.parametrize("name", ["episode.mp4", pytest.param("episode.gif", marks=pytest.mark.slow)])
-def test_a_film_that_the_disk_cuts_short_is_none(run, name, tmp_path):
+def test_record_video_raises_on_a_full_disk(run, name, tmp_path):
     out = tmp_path / name
     out.write_bytes(b"old")
 
@@ -146,7 +146,7 @@ class Drawn(Plain):
 
 
 @pytest.mark.parametrize("env", [Plain, Drawn])
-def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, capsys, monkeypatch):
+def test_record_command_records_other_environments_or_refuses_them(env, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(gym.registry, "Film-v0", gym.envs.registration.EnvSpec("Film-v0", entry_point=env))
     run_dir = tmp_path / "run"
     assert cli.train(["--env", "Film-v0", *SMALL, "--run-dir", str(run_dir)]) == 0
@@ -163,7 +163,7 @@ def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, cap
     assert video.read()[1].shape == (30, 500, 3)
 
 
-def test_a_game_without_an_end_is_cut_and_said_to_be(run, tmp_path, capsys, monkeypatch):
+def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(recording, "LONGEST", 4)
     assert cli.main(["record", str(run), "--out", str(tmp_path / "episode.gif")]) == 0
     assert "the beginning of a game" in (line := capsys.readouterr().out) and "4 decisions" in line
@@ -179,14 +179,14 @@ def test_a_game_without_an_end_is_cut_and_said_to_be(run, tmp_path, capsys, monk
         (["--fast"], ["Unrecognized options: --fast"]),
     ],
 )
-def test_what_cannot_be_filmed_is_refused_in_one_line(flags, parts, run, capsys):
+def test_record_command_refuses_in_one_line(flags, parts, run, capsys):
     assert cli.main(["record", str(run), *flags]) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: ") and line.count("\n") == 1 and all(part in line for part in parts), line
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing")
-def test_cartpole_can_be_filmed(tmp_path, capfd):
+def test_record_command_records_cartpole(tmp_path, capfd):
     run_dir = tmp_path / "run"
     assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
     capfd.readouterr()
@@ -194,7 +194,7 @@ def test_cartpole_can_be_filmed(tmp_path, capfd):
     assert (tmp_path / "episode.gif").stat().st_size > 1000 and capfd.readouterr().out.count("\n") == 1
 
 
-def test_the_documented_install_brings_what_draws_cartpole():
+def test_documented_install_has_what_renders_cartpole():
     root = Path(cli.__file__).parents[2]
     needs = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     gymnasium = next(need for need in needs if need.startswith("gymnasium["))
@@ -202,7 +202,7 @@ def test_the_documented_install_brings_what_draws_cartpole():
     assert "\npygame-ce==" in (root / "constraints.txt").read_text(encoding="utf-8")
 
 
-def test_an_environment_that_cannot_be_drawn_says_what_is_missing(tmp_path, capsys, monkeypatch):
+def test_record_command_prints_what_an_environment_lacks_to_be_rendered(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     run_dir = tmp_path / "run"
     assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
