@@ -1,4 +1,4 @@
-"""From experience to (states, actions, returns): both forms, their types, and the sliding windows."""
+"""From experience to (states, actions, returns): both forms and their types."""
 
 from contextlib import closing
 from types import SimpleNamespace
@@ -6,86 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from experience import GAMMA, Toy, blank, random_rollout, window
+from torch import Tensor
 from toys import spaces
 
-from a2c.algorithms.windows import SlidingWindows
 from a2c.batch import Experience, unpack_batch
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.learner import Learner
 from a2c.rollout import Rollout
-
-GAMMA = 0.9
-FLAGS = ("terminated", "truncated")
-
-
-class Toy(nn.Module):
-    """V(s) is a learned weighted sum of four bytes."""
-
-    def __init__(self, weights: tuple[float, ...] = (0.5, -0.25, 0.125, 1.0)) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.tensor(weights))
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        values = (obs.float() * self.weights).sum(1, keepdim=True)
-        return values.expand(-1, 3), values
-
-
-def blank(steps: int, envs: int, features: int = 4) -> Rollout:
-    """A rollout of zeros in which no episode ends."""
-    return Rollout.empty(steps, torch.zeros(envs, features, dtype=torch.uint8))
-
-
-def random_rollout(steps: int, envs: int, seed: int, rate: float = 0.25) -> Rollout:
-    """What a collector would hand over; the first three bytes of an observation name it."""
-    draw = torch.Generator().manual_seed(seed)
-    frames = torch.randint(0, 256, (steps + 1, envs, 4), generator=draw, dtype=torch.uint8)
-    frames[..., 0], frames[..., 1], frames[..., 2] = torch.arange(steps + 1)[:, None], torch.arange(envs), 0
-    rollout = blank(steps, envs)
-    rollout.obs, rollout.next_obs = frames[:-1], frames[-1]
-    rollout.actions = torch.randint(0, 3, (steps, envs), generator=draw)
-    rollout.rewards = torch.randn(steps, envs, generator=draw) * 2
-    rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < rate for _ in FLAGS)
-    rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
-    rollout.final_obs = torch.randint(0, 256, (len(rollout.final_index), 4), generator=draw, dtype=torch.uint8)
-    rollout.final_rnn_state = torch.zeros(len(rollout.final_index), 0)
-    rollout.values = Toy()(rollout.obs.flatten(0, 1))[1].detach().reshape(steps, envs)
-    return rollout
-
-
-def window(rollout: Rollout, t: int, n: int, steps: int) -> Experience | None:
-    """The transition of at most `steps` decisions that begins at (t, n); None where the rollout ends too early."""
-    finals = dict(zip(map(tuple, rollout.final_index.tolist()), rollout.final_obs, strict=True))
-    reward, action = 0.0, int(rollout.actions[t, n])
-    for i in range(steps):
-        k = t + i
-        if k == len(rollout.actions):
-            return None
-        reward += GAMMA**i * float(rollout.rewards[k, n])
-        if rollout.terminated[k, n]:
-            return Experience(rollout.obs[t, n].numpy(), action, reward, None, i + 1)
-        if rollout.truncated[k, n]:
-            return Experience(rollout.obs[t, n].numpy(), action, reward, finals[k, n].numpy(), i + 1)
-    last = rollout.next_obs[n] if t + steps == len(rollout.actions) else rollout.obs[t + steps, n]
-    return Experience(rollout.obs[t, n].numpy(), action, reward, last.numpy(), steps)
-
-
-def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
-    """The decisions `low <= t < high`, in memory that the next rollout may overwrite."""
-    names = ("obs", "actions", "rewards", *FLAGS, "starts", "values", "log_probs")
-    next_obs = rollout.next_obs if high == len(rollout.actions) else rollout.obs[high]
-    mine = (rollout.final_index[:, 0] >= low) & (rollout.final_index[:, 0] < high)
-    return Rollout(
-        *(getattr(rollout, name)[low:high].clone() for name in names),
-        rnn_state=rollout.rnn_state,
-        policy_version=rollout.policy_version,
-        next_obs=next_obs.clone(),
-        next_rnn_state=rollout.next_rnn_state,
-        final_index=rollout.final_index[mine] - torch.tensor([low, 0]),
-        final_obs=rollout.final_obs[mine],
-        final_rnn_state=rollout.final_rnn_state[mine],
-    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -163,59 +92,6 @@ def test_unpack_batch_clips_each_reward_once_before_discounting():
     returns = unpack_batch(rollout, Toy(), gamma=0.5, reward_clip=1.0)[2]
     assert returns.tolist() == [1 - 0.5 + 0.125, -1 + 0.25, 0.5]
     assert rollout.rewards.flatten().tolist() == [4.0, -5.0, 0.5]  # the raw points stay as they are
-    ((window,),) = (batch.items for batch in SlidingWindows(1, 3, 1, gamma=0.5, reward_clip=1.0).push(rollout))
-    assert window.reward == 1 - 0.5 + 0.125
-
-
-def test_sliding_windows_by_hand():
-    # Windows of 3 over ten decisions of one environment, obs[t] = t and reward 2^t discounted by 1/2, so
-    # that each full window sums to 3 * 2^t. Terminated at 4, cut off at 6 with 99 as its last observation.
-    rollout = blank(10, 1, features=1)
-    rollout.obs[:, 0, 0], rollout.next_obs[0, 0] = torch.arange(10), 10
-    rollout.actions[:, 0] = torch.arange(10)
-    rollout.rewards[:, 0] = 2.0 ** torch.arange(10)
-    rollout.terminated[4], rollout.truncated[6] = True, True
-    rollout.final_index, rollout.final_obs = torch.tensor([[6, 0]]), torch.tensor([[99]], dtype=torch.uint8)
-    rollout.final_rnn_state = torch.zeros(1, 0)
-    windows = SlidingWindows(1, reward_steps=3, batch_size=2, gamma=0.5, reward_clip=0.0)
-    first, second = windows.push(time_slice(rollout, 0, 9)), windows.push(time_slice(rollout, 9, 10))
-
-    def read(e: Experience) -> tuple:
-        return int(e.state), e.action, e.reward, None if e.last_state is None else int(e.last_state), e.reward_steps
-
-    assert [[read(e) for e in batch.items] for batch in first] == [
-        [(0, 0, 3.0, 3, 3), (1, 1, 6.0, 4, 3)],
-        [(2, 2, 12.0, None, 3), (3, 3, 16.0, None, 2)],
-        [(4, 4, 16.0, None, 1), (5, 5, 64.0, 99, 2)],
-    ]
-    # 7 and 8 wait for decision 9; then 7 is whole and fills the batch that 6 began.
-    assert [[read(e) for e in batch.items] for batch in second] == [[(6, 6, 64.0, 99, 1), (7, 7, 384.0, 10, 3)]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_sliding_windows_lose_and_double_no_transition(seed):
-    steps, envs, batch_size = 24, 3, 7
-    rollout = random_rollout(steps, envs, seed, rate=0.08)
-    windows, batches = SlidingWindows(envs, 4, batch_size, GAMMA, reward_clip=0.0), []
-    for low in range(0, steps, 6):
-        piece = time_slice(rollout, low, low + 6)
-        batches += windows.push(piece)
-        piece.obs.zero_(), piece.next_obs.zero_()  # the collector plays into the same memory again
-    assert all(len(batch) == batch_size for batch in batches)
-    assert len(windows.complete) < batch_size
-    emitted = [e for batch in batches for e in batch.items] + windows.complete
-    names = [tuple(e.state[:2].tolist()) for e in emitted]
-    expected = {(t, n): window(rollout, t, n, 4) for t in range(steps) for n in range(envs)}
-    assert sorted(names) == sorted(key for key, e in expected.items() if e is not None)
-    assert sum(map(len, windows.open)) == sum(e is None for e in expected.values())
-    for name, got in zip(names, emitted, strict=True):
-        want = expected[name]
-        assert (got.action, got.reward_steps) == (want.action, want.reward_steps)
-        assert got.reward == pytest.approx(want.reward, abs=1e-5)
-        np.testing.assert_array_equal(got.state, want.state)
-        assert (got.last_state is None) == (want.last_state is None)
-        if want.last_state is not None:
-            np.testing.assert_array_equal(got.last_state, want.last_state)
 
 
 def test_unpack_batch_refuses_bad_input_by_name():

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from toys import CountingEnv, counting_envs, learn, vector
+from toys import N_ACTIONS, CountingEnv, counting_envs, learn, vector
 
 from a2c.batch import unpack_batch
 from a2c.cli.flags import parse_config
@@ -19,7 +19,7 @@ from a2c.envs.atari import CROP
 from a2c.envs.single import find_spec, make_env
 from a2c.networks import LstmA2C
 from a2c.normalizers import FrameNorm
-from a2c.policy import replay
+from a2c.policy import Policy, replay
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
@@ -238,3 +238,21 @@ def test_checkpoint_holds_the_rnn_state(tmp_path):
     policies = load_checkpoint(tmp_path / "run" / "latest.pt")["algorithm"]["policies"]
     rnn_state = torch.cat([policy["rnn_state"] for policy in policies])
     assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0
+
+
+def test_act_samples_by_the_policy_and_the_seed():
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
+    logits = probabilities.log().clamp(min=-1e9).expand(20_000, N_ACTIONS) + 3.0  # a shift changes nothing
+
+    def draw(seed):
+        policy = Policy(lambda obs: (obs, torch.zeros(len(obs), 1)), 20_000, "cpu", seed)
+        return policy.act(logits, torch.zeros(20_000, dtype=torch.bool))[:2]
+
+    actions, log_probs = draw(0)
+    assert actions.shape == log_probs.shape == (20_000,) and actions.dtype == torch.int64
+    counts = torch.bincount(actions, minlength=N_ACTIONS)
+    # Pearson's statistic with 3 degrees of freedom is below 20 but for one seed in five thousand.
+    expected = 20_000 * probabilities[:4]
+    assert counts[4] == 0 and ((counts[:4] - expected) ** 2 / expected).sum() < 20
+    torch.testing.assert_close(log_probs, probabilities.log()[actions])
+    assert torch.equal(actions, draw(0)[0]) and not torch.equal(actions, draw(1)[0])
