@@ -1,4 +1,4 @@
-"""Experience as notebooks have it: n-step transitions, and `unpack_batch`, which takes rollouts too."""
+"""Experience as in the classic notebook: n-step transitions, and `unpack_batch`, which takes rollouts too."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from a2c.rollout import Batch, Rollout, flat_values
 
 
 class Experience(NamedTuple):
-    """An n-step transition as notebooks have it.
+    """An n-step transition, as in the classic notebook.
 
     `reward` is the discounted sum of the window's rewards; `last_state` is the observation
     after the window, None when the episode ended inside it. `reward_steps` is set only for
-    a window shorter than usual that still has a `last_state` (a truncated episode).
+    a window shorter than the others that still has a `last_state` (a truncated episode).
     """
 
     state: Any
@@ -90,9 +90,9 @@ def unpack_batch(
         states `[B, ...]` in their own dtype, int64 actions `[B]`, float32 returns `[B]`.
 
     Raises:
-        ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` that is no integer
+        ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` that is not an integer
             or below 1, a negative `reward_clip`, lambda below 1 for transitions, rewards that are NaN or infinite,
-            actions that are no integers, states of different shapes, values of another shape, or a rollout whose
+            actions that are not integers, states of different shapes, values of another shape, or a rollout whose
             `final_index` does not name its truncated steps.
     """
     if len(batch) == 0:
@@ -123,11 +123,11 @@ def _unpack_transitions(
     states = _stack([e.state for e in batch]).to(device)
     actions = torch.tensor([_integer("action", e.action) for e in batch], dtype=torch.int64, device=device)
     returns = torch.tensor([float(e.reward) for e in batch], dtype=torch.float32, device=device)
-    alive = [i for i, e in enumerate(batch) if e.last_state is not None]
-    if alive:
-        last_states = _stack([batch[i].last_state for i in alive]).to(device)
-        discounts = torch.tensor([gamma ** lengths[i] for i in alive], dtype=torch.float32, device=device)
-        returns[alive] += discounts * flat_values(net(last_states)[1], len(alive))
+    bootstrapped = [i for i, e in enumerate(batch) if e.last_state is not None]
+    if bootstrapped:
+        last_states = _stack([batch[i].last_state for i in bootstrapped]).to(device)
+        discounts = torch.tensor([gamma ** lengths[i] for i in bootstrapped], dtype=torch.float32, device=device)
+        returns[bootstrapped] += discounts * flat_values(net(last_states)[1], len(bootstrapped))
     return states, actions, returns
 
 

@@ -1,7 +1,7 @@
 """Collecting experience: environments and a network in, rollouts out.
 
-Any SAME_STEP vector environment and any network with `(logits, values)` outputs will do; this module depends on
-neither Atari nor the loss. It holds the one loop in which environments and a policy meet.
+Works with any SAME_STEP vector environment and any network with `(logits, values)` outputs; depends on
+neither Atari nor the loss. Training, evaluation and recording all use this loop.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from a2c.rollout import Rollout
 
 
 class Collected(NamedTuple):
-    """What one `collect` gave."""
+    """What `Collector.collect` returns."""
 
     rollout: Rollout
     episodes: list[Episode]  # that ended, in order
     seconds: dict[str, float]  # wall time of the stages env and act, mean of the groups
 
 
-class Final(NamedTuple):
+class TruncatedStep(NamedTuple):
     """A truncated step `(t, n)`: its true final observation, and the rnn_state `[H]` after its decision."""
 
     t: int
@@ -41,10 +41,10 @@ class Final(NamedTuple):
 
 
 class Collector:
-    """Plays `rollout_steps` decisions in every environment and returns them as a `Rollout`.
+    """Takes `rollout_steps` decisions in every environment and returns them as a `Rollout`.
 
-    The environments come in groups. Each group is played by a compute thread and a `Policy` of its own: act, step,
-    store, with nothing to wait for but itself. Group g samples from a generator seeded with `sampling_seed(seed, g)`.
+    The environments come in groups. Each group has a compute thread and a `Policy` of its own: act, step,
+    store, without waiting for other groups. Group g samples from a generator seeded with `sampling_seed(seed, g)`.
     The buffers are reused: a rollout is valid until the next `collect`.
     """
 
@@ -59,7 +59,7 @@ class Collector:
     ) -> None:
         self.groups, self.rollout_steps, self.compute = list(groups), rollout_steps, compute
         edges = np.cumsum([0, *(envs.num_envs for envs in groups)])
-        self.columns = [slice(int(a), int(b)) for a, b in pairwise(edges)]
+        self.slices = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         self.policies = [
             Policy(net, envs.num_envs, compute.device, sampling_seed(seed, g), greedy) for g, envs in enumerate(groups)
         ]
@@ -84,7 +84,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on where `state_dict` was taken; False where the episodes could not go on and new ones have begun."""
+        """Restore what `state_dict` returned; False where the episodes could not continue and new ones have begun."""
         if (state["device"], len(state["policies"])) != (self.compute.device.type, len(self.policies)):
             return False
         sizes = [envs and len(envs["scores"]) for envs in state["envs"]]
@@ -109,7 +109,7 @@ class Collector:
         return torch.from_numpy(np.concatenate(first)).to(self.compute.device)
 
     def collect(self, policy_version: float = 0.0) -> Collected:
-        """Play the next rollout, `rollout_steps * N` decisions of a policy that has seen `policy_version` updates."""
+        """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates."""
         buffers, device = self.buffers, self.compute.device
         played = self.compute.map(self._play, range(len(self.groups)))
         finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
@@ -126,13 +126,13 @@ class Collector:
         env_seconds, act_seconds = (sum(group[i] for group in played) / len(played) for i in (2, 3))
         return Collected(rollout, [episode for _, episode in episodes], {"env": env_seconds, "act": act_seconds})
 
-    def _play(self, g: int) -> tuple[list[Final], list[tuple[int, Episode]], float, float]:
-        """One group's part: fills its columns; returns cut-off final observations, episodes (with t), seconds."""
-        buffers, columns, envs, policy = self.buffers, self.columns[g], self.groups[g], self.policies[g]
+    def _play(self, g: int) -> tuple[list[TruncatedStep], list[tuple[int, Episode]], float, float]:
+        """One group's part: fills its columns; returns truncated steps, episodes (with t), seconds of env and act."""
+        buffers, columns, envs, policy = self.buffers, self.slices[g], self.groups[g], self.policies[g]
         device = self.compute.device
         obs, starts = buffers.next_obs[columns], self.starts[columns]
         buffers.rnn_state[columns] = policy.rnn_state
-        finals: list[Final] = []
+        finals: list[TruncatedStep] = []
         episodes: list[tuple[int, Episode]] = []
         env_seconds, begin = 0.0, time.perf_counter()
         for t in range(self.rollout_steps):
@@ -149,7 +149,9 @@ class Collector:
             buffers.terminated[t, columns] = torch.from_numpy(terminated).to(device)
             buffers.truncated[t, columns] = torch.from_numpy(truncated).to(device)
             cut = np.flatnonzero(truncated & ~terminated)
-            finals += [Final(t, columns.start + int(n), info["final_obs"][int(n)], policy.rnn_state[n]) for n in cut]
+            finals += [
+                TruncatedStep(t, columns.start + int(n), info["final_obs"][int(n)], policy.rnn_state[n]) for n in cut
+            ]
             episodes += [(t, episode._replace(env=columns.start + episode.env)) for episode in info["episodes"]]
             obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
         buffers.next_obs[columns], self.starts[columns] = obs, starts

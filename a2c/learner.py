@@ -1,4 +1,4 @@
-"""What learns: a network, its optimiser, and the count of what they have learned from."""
+"""The learner: a network, its optimiser, and the count of what they have learned from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statisti
 
 
 class Shared(NamedTuple):
-    """What several learners, each in a process of its own, learn together; in shared memory."""
+    """What learners in several processes share, in shared memory."""
 
     net: nn.Module
     optimizer: torch.optim.Optimizer
@@ -68,9 +68,9 @@ class Learner:
     ) -> None:
         """One optimiser step on each minibatch, then the pixel statistics.
 
-        `minibatches`: by default `config.num_minibatches` of the rollout. `count`, called after each step, returns how
-        many updates there are now; without it, one more. Raises FloatingPointError when a gradient is NaN or infinite;
-        the network is of no more use then.
+        `minibatches`: by default `config.num_minibatches` of the rollout. `count`, called after each step, returns the
+        number of updates so far; without it, each step adds one. Raises FloatingPointError
+        when a gradient is NaN or infinite; the network cannot be used any more then.
         """
         rollout.check()
         for group in self.optimizer.param_groups:
@@ -95,19 +95,19 @@ class Learner:
         return result._replace(gradients=()), norm
 
     def update_normalizer(self, obs: Tensor) -> None:
-        """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: of a stack of frames the newest."""
+        """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""
         norm = self.statistics
         if norm is not None:
             norm.update((obs[:, :, -1] if norm.stacked else obs).flatten(0, 1))
 
     def sync(self, statistics: Sequence[PixelNorm | FrameNorm]) -> None:
-        """Take over the shared parameters as they are now, and the pixel statistics of all learners together."""
+        """Copy the current shared parameters into the replica; merge the pixel statistics of all learners."""
         if self.normalizer is not None and statistics:
             self.normalizer.merge(statistics)
         sync_replica(self.replica, self.net)
 
     def set_counts(self, env_steps: int, updates: int) -> None:
-        """What all learners of the run together have learned from."""
+        """Set the counts to those of all learners of the run together."""
         self.env_steps, self.updates = env_steps, updates
 
     def add_remote(self, env_steps: int, updates: int, metrics: dict[str, float]) -> None:
@@ -138,7 +138,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore what `state_dict` returned."""
         self.net.load_state_dict(state["network"])
         sync_replica(self.replica, self.net)
         load_optimizer(self.optimizer, state["optimizer"])

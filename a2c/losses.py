@@ -45,7 +45,7 @@ def a2c_loss(
     Sources: Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning",
     section 4 and algorithm S3; the clipped ratio is V-trace's (Espeholt et al., 2018,
     section 4.1) with rho-bar = 1; log_eps is GA3C's guard (Babaeizadeh et al., 2017, section 5.3):
-    the gradient of an action fades where the policy has given it up since it was taken.
+    the gradient of an action fades where the policy has abandoned it since it was taken.
     Where a masked action was taken, the loss is infinite without log_eps though its gradients are finite.
 
     Args:

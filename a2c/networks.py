@@ -1,8 +1,8 @@
-"""Networks: observation in, action logits and state value out. They know no environment.
+"""Networks: observations in, action logits and state values out. They do not depend on an environment.
 
 Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
-`(logits [B, A], values [B, 1])`. The recurrent one, `LstmA2C`, starts from a zero rnn_state; how
-to give it its past stands in `a2c.policy`.
+`(logits [B, A], values [B, 1])`. The recurrent one, `LstmA2C`, starts from a zero rnn_state;
+`a2c.policy` carries its rnn_state from step to step.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SharedA2C(nn.Module):
 
     `nature`: the convolutions of `AtariA2C` and 512 units, which is what Stable-Baselines3
     trains. `nips`: 16x8 stride 4, 32x4 stride 2 and 256 units (Mnih et al., 2013), which A3C and
-    GA3C took. `small`: 16x4 stride 2, 32x4 stride 2 and 256 units, for 42x42 frames.
+    GA3C used. `small`: 16x4 stride 2, 32x4 stride 2 and 256 units, for 42x42 frames.
     """
 
     KINDS: ClassVar = {  # name: (convolutions as (channels, kernel, stride), hidden units)
@@ -151,7 +151,7 @@ class LstmA2C(nn.Module):
 
     def step(self, obs: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`obs [B, ...]` and `rnn_state [B, H]` to `(logits [B, A], values [B, 1], rnn_state [B, H])`."""
-        return self._remember(self._features(obs), rnn_state)
+        return self._cell_step(self._features(obs), rnn_state)
 
     def replay(self, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """`step` for each of `obs [T, N, ...]` in turn, from `rnn_state [N, H]`, set to zero where `starts [T, N]`.
@@ -162,7 +162,7 @@ class LstmA2C(nn.Module):
         features = self._features(obs.flatten(0, 1)).view(*obs.shape[:2], -1)  # [T, N, F]
         logits, values = [], []
         for t in range(len(obs)):
-            step_logits, step_values, rnn_state = self._remember(features[t], rnn_state * ~starts[t, :, None])
+            step_logits, step_values, rnn_state = self._cell_step(features[t], rnn_state * ~starts[t, :, None])
             logits.append(step_logits)
             values.append(step_values)
         return torch.cat(logits), torch.cat(values)
@@ -173,15 +173,15 @@ class LstmA2C(nn.Module):
         features: Tensor = self.conv(scale_pixels(obs, self)).flatten(1)
         return features
 
-    def _remember(self, features: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _cell_step(self, features: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden, cell = self.lstm(features, tuple(rnn_state.to(features.dtype).chunk(2, dim=1)))
         return self.policy(hidden), self.value(hidden), torch.cat([hidden, cell], dim=1)
 
 
 def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool) -> nn.Module:
-    """The network that `config.network` names; ValueError where it cannot read the observation.
+    """The network that `config.network` names; ValueError where it cannot take the observation.
 
-    `stacked`: the channels of an image are the newest frames of one picture (Atari games), not its colours;
+    `stacked`: the channels of an image are successive frames (Atari games), not its colours;
     pixel statistics depend on it.
     """
     config = resolve(config, input_shape)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class PixelNorm(nn.Module):
     """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
 
-    The statistics are cumulative over training: of the newest frame, `[H, W]`, for each frame of a
+    The statistics are cumulative over training: of the last frame, `[H, W]`, for each frame of a
     stack; of every channel, `[C, H, W]`, for an image whose channels are colours. A ball that covers a
     pixel one time in a thousand becomes a signal of 5 on a background of 0.
     """
@@ -30,7 +30,7 @@ class PixelNorm(nn.Module):
 
     def __init__(self, frame_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.stacked = len(frame_shape) == 2  # `update` takes the newest frame of an observation, not all of it
+        self.stacked = len(frame_shape) == 2  # `update` takes the last frame of an observation, not all of it
         # In float64: after 1e7 frames one more moves the mean by less than half a step of float32.
         self.register_buffer("mean", torch.full(frame_shape, 128.0, dtype=torch.float64))
         self.register_buffer("var", torch.full(frame_shape, 64.0**2, dtype=torch.float64))
@@ -47,9 +47,9 @@ class PixelNorm(nn.Module):
         """Merge the statistics of `frames [B, H, W]` or `[B, C, H, W]` (Chan et al., 1983, equation 2.1)."""
         # Moments about a number near the mean: five times as fast as torch.var_mean along this dimension.
         near = self.mean.float()
-        apart = frames.to(torch.float32, copy=True).sub_(near)
-        shift = apart.mean(dim=0)
-        var = (apart.square_().mean(dim=0) - shift.square()).clamp_(min=0.0).double()
+        deviation = frames.to(torch.float32, copy=True).sub_(near)
+        shift = deviation.mean(dim=0)
+        var = (deviation.square_().mean(dim=0) - shift.square()).clamp_(min=0.0).double()
         delta = near.double() - self.mean + shift
         total = self.count + len(frames)
         share = len(frames) / total.double()
@@ -82,7 +82,7 @@ class FrameNorm(nn.Module):
 
     The division undoes the bias of the zero that the averages start from (Kingma & Ba, 2015,
     section 3, who do it for Adam's moments). The preprocessing of the recurrent A3C programs,
-    with their alpha of 0.9999. A frame is the newest of a stack (`stacked`) or all channels of an image.
+    with their alpha of 0.9999. A frame is the last of a stack (`stacked`) or all channels of an image.
     """
 
     ALPHA = 0.9999
@@ -131,7 +131,9 @@ class FrameNorm(nn.Module):
 
 
 def slots_like(normalizer: PixelNorm | FrameNorm | None, number: int) -> list[PixelNorm | FrameNorm]:
-    """So many copies, to be fed apart and merged: the first has seen what `normalizer` has, the others nothing."""
+    """`number` copies, each updated on its own and merged later; the first keeps what `normalizer` has seen, the
+    others start from nothing.
+    """
     slots: list[PixelNorm | FrameNorm] = (
         [] if normalizer is None else [copy.deepcopy(normalizer) for _ in range(number)]
     )

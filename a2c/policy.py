@@ -59,9 +59,9 @@ class Policy:
         return {"rnn_state": self.rnn_state, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any], new_episodes: bool = False) -> None:
-        """Go on where `state_dict` was taken; `new_episodes`: without its rnn_state.
+        """Restore what `state_dict` returned; `new_episodes`: without its rnn_state.
 
-        ValueError where that is of other environments or another network.
+        ValueError where the rnn_state is of another number of environments or another network.
         """
         self.generator.set_state(state["generator"])
         if new_episodes:

@@ -1,4 +1,4 @@
-"""Experience: what the environments and the policy did, time-major; and the returns that follow from it."""
+"""A rollout: what the environments and the policy did, time-major; its returns, and the batch that the loss takes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Batch(NamedTuple):
 
 @dataclass
 class Rollout:
-    """`T` decisions of `N` environments, acted by one policy (with GA3C, one that moves meanwhile).
+    """`T` decisions of `N` environments, taken by one policy (with GA3C, one that is updated meanwhile).
 
     H is the size of the network's rnn_state, K the number of steps that are truncated and not terminated.
     """
 
     obs: Tensor = _tensor("TN*")  # what the policy saw (uint8 for Atari)
     actions: Tensor = _tensor("TN", torch.int64)  # what it did
-    rewards: Tensor = _tensor("TN", torch.float32)  # raw game points it got
+    rewards: Tensor = _tensor("TN", torch.float32)  # raw points of the game
     terminated: Tensor = _tensor("TN", torch.bool)  # the episode ended with this decision
     truncated: Tensor = _tensor("TN", torch.bool)  # the episode was cut off with this decision
     starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode
@@ -86,9 +86,9 @@ class Rollout:
     def split(self, parts: int) -> list[Rollout]:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
         envs = self.actions.shape[1]
-        return [self.columns(low, high) for low, high in pairwise(split_edges(envs, min(parts, envs)))]
+        return [self.slice_envs(low, high) for low, high in pairwise(split_edges(envs, min(parts, envs)))]
 
-    def columns(self, low: int, high: int) -> Rollout:
+    def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
         mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
 
@@ -115,8 +115,8 @@ class Rollout:
 
     def to(self, device: str | torch.device) -> Rollout:
         """The same rollout on `device`; what is read on the host stays there."""
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(Rollout) if not f.metadata["on_host"]}
-        return Rollout(**moved, policy_version=self.policy_version)
+        on_device = {f.name: getattr(self, f.name).to(device) for f in fields(Rollout) if not f.metadata["on_host"]}
+        return Rollout(**on_device, policy_version=self.policy_version)
 
     def policy_lag(self, updates: int) -> float:
         """Updates since the policy acted, where the network has seen `updates` by now."""

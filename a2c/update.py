@@ -49,11 +49,13 @@ def compute_gradients(
     the samples, so that the sum is the gradient of the whole minibatch's mean loss.
     """
     shards = minibatch.split(compute.shards(len(minibatch)))
-    shares = [len(shard) / len(minibatch) for shard in shards]
-    results = compute.map(lambda shard, share: _shard_gradients(net, shard, share, config, off_policy), shards, shares)
+    weights = [len(shard) / len(minibatch) for shard in shards]
+    results = compute.map(
+        lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy), shards, weights
+    )
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
-        return torch.stack([term * share for term, share in zip(terms, shares, strict=True)]).sum()
+        return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
 
     gradients, losses, returns, values = zip(*results, strict=True)
     loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
@@ -61,9 +63,9 @@ def compute_gradients(
 
 
 def _shard_gradients(
-    net: nn.Module, shard: Minibatch, share: float, config: Config, off_policy: bool
+    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
-    """Gradients, times `share`, and terms of the mean loss of one shard; touches no `.grad`: threads may meet here."""
+    """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
     loss = a2c_loss(
         batch.logits,
@@ -75,7 +77,7 @@ def _shard_gradients(
         log_eps=config.log_eps or 0.0,
         behaviour_log_probs=batch.behaviour_log_probs,
     )
-    gradients = torch.autograd.grad(loss.total * share, list(net.parameters()))
+    gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
     return gradients, detached, batch.returns.mean(), batch.values.detach().float().mean()
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from a2c.metrics.console import clock
+from a2c.metrics.console import format_duration
 from a2c.metrics.files import read_table
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import best_mean, moving_mean, passage, read_episodes
+from a2c.metrics.results import best_mean, first_passage, moving_mean, read_episodes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -38,9 +38,9 @@ def pong(group: Path) -> str:
         metrics, lags = read_table(run / "metrics.csv", ("env_steps", "seconds")), policy_lags(run)
         episodes, (name, _, seed) = read_episodes(run), run.name.rpartition("-")
         length, seconds, lag = int(metrics["env_steps"][-1]), metrics["seconds"][-1], np.nanmean(lags)
-        at_15, at_18 = passage(episodes, 15.0), passage(episodes, 18.0)
+        at_15, at_18 = first_passage(episodes, 15.0), first_passage(episodes, 18.0)
         solved = decisions(at_18) if at_18 else f"never (best {best_mean(episodes):.1f} in {length:,})"
-        wall = clock(at_18[1]) if at_18 else "-"
+        wall = format_duration(at_18[1]) if at_18 else "-"
         rows.append((f"`{name}`", seed, decisions(at_15), solved, wall, f"{length / seconds:,.0f}", f"{lag:.1f}"))
     return measured([about(group)]) + table(header, rows)
 
@@ -126,7 +126,7 @@ def draw_curves(group: Path, path: Path) -> None:
 
 
 def decisions(reached: tuple[int, float] | None) -> str:
-    """The decisions of a `passage`, for a table."""
+    """The decisions of a `first_passage`, for a table."""
     return f"{reached[0]:,}" if reached else "never"
 
 

@@ -130,7 +130,7 @@ def make_stages(training: Trainer, stack: ExitStack) -> dict[str, Callable[[], i
     stack.callback(learner.close)
     stages: dict[str, Callable[[], int]] = {
         "environments": partial(step_envs, training.algorithm.groups, training.compute, rng),
-        "acting": partial(act, learner, collector.columns, recorded),
+        "acting": partial(act, learner, collector.slices, recorded),
         "learning": partial(replay, learner, recorded),
         "end to end": lambda: training.algorithm.training_step().env_steps,
     }

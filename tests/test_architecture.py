@@ -83,7 +83,7 @@ def test_a_name_is_imported_from_the_module_that_defines_it(path):
 
 
 @pytest.mark.parametrize("wing", [wing for wing in WINGS if wing])
-def test_the_face_of_a_wing_is_its_docstring_and_imports_from_its_own_wing_only(wing):
+def test_the_init_file_of_a_wing_has_a_docstring_and_imports_from_its_own_wing_only(wing):
     face = PACKAGE / wing / "__init__.py"
     assert ast.get_docstring(tree_of(face))
     assert all(name.startswith(f"{wing}.") for name in imports_of_ours(face))
@@ -100,7 +100,7 @@ def test_pure_mathematics_imports_nothing_of_ours(name):
     assert imports_of_ours(PACKAGE / f"{name}.py") == set()
 
 
-def test_the_reader_of_imports_sees_them():
+def test_imports_of_ours_finds_imports_in_functions_too():
     found = imports_of_ours(PACKAGE / "cli" / "commands.py")
     assert found >= {"cli.options", "run.trainer", "tools.evaluate"}  # two of them inside functions
 
@@ -223,7 +223,7 @@ def test_no_object_writes_into_another_s_attributes(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_every_module_and_public_function_says_what_it_is_for(path):
+def test_every_module_and_public_function_has_a_docstring(path):
     tree = tree_of(path)
     assert ast.get_docstring(tree)
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""From experience to (states, actions, returns): both forms, their types, and the sliding windows."""
+"""From experience to (states, actions, returns): both forms and their types."""
 
 from contextlib import closing
 from types import SimpleNamespace
@@ -6,90 +6,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from experience import GAMMA, Toy, blank, random_rollout, window
+from torch import Tensor
 from toys import spaces
 
-from a2c.algorithms.windows import SlidingWindows
 from a2c.batch import Experience, unpack_batch
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.learner import Learner
 from a2c.rollout import Rollout
 
-GAMMA = 0.9
-FLAGS = ("terminated", "truncated")
-
-
-class Toy(nn.Module):
-    """V(s) is a learned weighted sum of four bytes."""
-
-    def __init__(self, weights: tuple[float, ...] = (0.5, -0.25, 0.125, 1.0)) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.tensor(weights))
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        values = (obs.float() * self.weights).sum(1, keepdim=True)
-        return values.expand(-1, 3), values
-
-
-def blank(steps: int, envs: int, features: int = 4) -> Rollout:
-    """A rollout of zeros in which no episode ends."""
-    return Rollout.empty(steps, torch.zeros(envs, features, dtype=torch.uint8))
-
-
-def random_rollout(steps: int, envs: int, seed: int, rate: float = 0.25) -> Rollout:
-    """What a collector would hand over; the first three bytes of an observation name it."""
-    draw = torch.Generator().manual_seed(seed)
-    frames = torch.randint(0, 256, (steps + 1, envs, 4), generator=draw, dtype=torch.uint8)
-    frames[..., 0], frames[..., 1], frames[..., 2] = torch.arange(steps + 1)[:, None], torch.arange(envs), 0
-    rollout = blank(steps, envs)
-    rollout.obs, rollout.next_obs = frames[:-1], frames[-1]
-    rollout.actions = torch.randint(0, 3, (steps, envs), generator=draw)
-    rollout.rewards = torch.randn(steps, envs, generator=draw) * 2
-    rollout.terminated, rollout.truncated = (torch.rand(steps, envs, generator=draw) < rate for _ in FLAGS)
-    rollout.final_index = (rollout.truncated & ~rollout.terminated).nonzero()
-    rollout.final_obs = torch.randint(0, 256, (len(rollout.final_index), 4), generator=draw, dtype=torch.uint8)
-    rollout.final_rnn_state = torch.zeros(len(rollout.final_index), 0)
-    rollout.values = Toy()(rollout.obs.flatten(0, 1))[1].detach().reshape(steps, envs)
-    return rollout
-
-
-def window(rollout: Rollout, t: int, n: int, steps: int) -> Experience | None:
-    """The transition of at most `steps` decisions that begins at (t, n); None where the rollout ends too early."""
-    finals = dict(zip(map(tuple, rollout.final_index.tolist()), rollout.final_obs, strict=True))
-    reward, action = 0.0, int(rollout.actions[t, n])
-    for i in range(steps):
-        k = t + i
-        if k == len(rollout.actions):
-            return None
-        reward += GAMMA**i * float(rollout.rewards[k, n])
-        if rollout.terminated[k, n]:
-            return Experience(rollout.obs[t, n].numpy(), action, reward, None, i + 1)
-        if rollout.truncated[k, n]:
-            return Experience(rollout.obs[t, n].numpy(), action, reward, finals[k, n].numpy(), i + 1)
-    last = rollout.next_obs[n] if t + steps == len(rollout.actions) else rollout.obs[t + steps, n]
-    return Experience(rollout.obs[t, n].numpy(), action, reward, last.numpy(), steps)
-
-
-def time_slice(rollout: Rollout, low: int, high: int) -> Rollout:
-    """The decisions `low <= t < high`, in memory that the next rollout may overwrite."""
-    names = ("obs", "actions", "rewards", *FLAGS, "starts", "values", "log_probs")
-    next_obs = rollout.next_obs if high == len(rollout.actions) else rollout.obs[high]
-    mine = (rollout.final_index[:, 0] >= low) & (rollout.final_index[:, 0] < high)
-    return Rollout(
-        *(getattr(rollout, name)[low:high].clone() for name in names),
-        rnn_state=rollout.rnn_state,
-        policy_version=rollout.policy_version,
-        next_obs=next_obs.clone(),
-        next_rnn_state=rollout.next_rnn_state,
-        final_index=rollout.final_index[mine] - torch.tensor([low, 0]),
-        final_obs=rollout.final_obs[mine],
-        final_rnn_state=rollout.final_rnn_state[mine],
-    )
-
 
 @pytest.mark.parametrize("seed", range(10))
-def test_list_form_equals_rollout_form(seed):
+def test_unpack_batch_of_a_list_equals_that_of_a_rollout(seed):
     steps, envs = 5, 4
     rollout, net = random_rollout(steps, envs, seed), Toy()
     transitions = [window(rollout, t, n, steps - t) for t in range(steps) for n in range(envs)]
@@ -103,7 +32,7 @@ def test_list_form_equals_rollout_form(seed):
     torch.testing.assert_close(as_list[2], as_rollout[2], rtol=1e-5, atol=1e-4)
 
 
-def test_a_rollout_bootstraps_from_values_final_and_next_observations():
+def test_unpack_batch_bootstraps_from_values_final_and_next_observations():
     # One environment, V(s) = s[0], lambda = 0: so every step shows its own bootstrap.
     rollout = blank(3, 1)
     rollout.values = torch.tensor([[10.0], [20.0], [30.0]])
@@ -117,7 +46,7 @@ def test_a_rollout_bootstraps_from_values_final_and_next_observations():
 
 
 @pytest.mark.parametrize("form", ["rollout", "list"])
-def test_shapes_dtypes_and_no_graph(form):
+def test_unpack_batch_returns_shapes_dtypes_and_no_graph(form):
     rollout = random_rollout(3, 4, seed=1)
     batch = rollout if form == "rollout" else [window(rollout, t, n, 3 - t) for t in range(3) for n in range(4)]
     states, actions, returns = unpack_batch(batch, Toy(), reward_steps=3)
@@ -127,7 +56,7 @@ def test_shapes_dtypes_and_no_graph(form):
     assert not any(x.requires_grad or x.grad_fn for x in (states, actions, returns))
 
 
-def test_book_style_transitions():
+def test_unpack_batch_of_the_classic_notebook_s_transitions():
     # Any objects with the four attributes will do; V(last) is discounted by gamma^reward_steps.
     state, last = np.array([1, 2, 3, 4], np.float32), np.array([8, 4, 0, 0], np.float32)
     batch = [
@@ -140,13 +69,13 @@ def test_book_style_transitions():
     assert returns.tolist() == [1.5 + 0.125 * (0.5 * 8 - 0.25 * 4), -1.0]
 
 
-def test_a_list_without_any_last_state_needs_no_bootstrap():
+def test_unpack_batch_needs_no_bootstrap_without_any_last_state():
     batch = [Experience(np.zeros(4, np.uint8), 1, reward, None) for reward in (1.0, 2.0)]
     assert unpack_batch(batch, None)[2].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
-def test_split_by_environment_then_joined_equals_whole(parts):
+def test_unpack_batch_of_split_parts_equals_the_whole(parts):
     rollout, net = random_rollout(4, 5, seed=2), Toy()
     pieces = rollout.split(parts)
     assert 1 < len(pieces) <= parts
@@ -157,68 +86,15 @@ def test_split_by_environment_then_joined_equals_whole(parts):
         torch.testing.assert_close(joined.flatten(0, 1), expected)
 
 
-def test_reward_clip_acts_once_on_each_reward_before_discounting():
+def test_unpack_batch_clips_each_reward_once_before_discounting():
     rollout = blank(3, 1)
     rollout.rewards = torch.tensor([[4.0], [-5.0], [0.5]])
     returns = unpack_batch(rollout, Toy(), gamma=0.5, reward_clip=1.0)[2]
     assert returns.tolist() == [1 - 0.5 + 0.125, -1 + 0.25, 0.5]
     assert rollout.rewards.flatten().tolist() == [4.0, -5.0, 0.5]  # the raw points stay as they are
-    ((window,),) = (batch.items for batch in SlidingWindows(1, 3, 1, gamma=0.5, reward_clip=1.0).push(rollout))
-    assert window.reward == 1 - 0.5 + 0.125
 
 
-def test_sliding_windows_by_hand():
-    # Windows of 3 over ten decisions of one environment, obs[t] = t and reward 2^t discounted by 1/2, so
-    # that each full window sums to 3 * 2^t. Terminated at 4, cut off at 6 with 99 as its last observation.
-    rollout = blank(10, 1, features=1)
-    rollout.obs[:, 0, 0], rollout.next_obs[0, 0] = torch.arange(10), 10
-    rollout.actions[:, 0] = torch.arange(10)
-    rollout.rewards[:, 0] = 2.0 ** torch.arange(10)
-    rollout.terminated[4], rollout.truncated[6] = True, True
-    rollout.final_index, rollout.final_obs = torch.tensor([[6, 0]]), torch.tensor([[99]], dtype=torch.uint8)
-    rollout.final_rnn_state = torch.zeros(1, 0)
-    windows = SlidingWindows(1, reward_steps=3, batch_size=2, gamma=0.5, reward_clip=0.0)
-    first, second = windows.push(time_slice(rollout, 0, 9)), windows.push(time_slice(rollout, 9, 10))
-
-    def read(e: Experience) -> tuple:
-        return int(e.state), e.action, e.reward, None if e.last_state is None else int(e.last_state), e.reward_steps
-
-    assert [[read(e) for e in batch.items] for batch in first] == [
-        [(0, 0, 3.0, 3, 3), (1, 1, 6.0, 4, 3)],
-        [(2, 2, 12.0, None, 3), (3, 3, 16.0, None, 2)],
-        [(4, 4, 16.0, None, 1), (5, 5, 64.0, 99, 2)],
-    ]
-    # 7 and 8 wait for decision 9; then 7 is whole and fills the batch that 6 began.
-    assert [[read(e) for e in batch.items] for batch in second] == [[(6, 6, 64.0, 99, 1), (7, 7, 384.0, 10, 3)]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_sliding_windows_lose_and_double_no_transition(seed):
-    steps, envs, batch_size = 24, 3, 7
-    rollout = random_rollout(steps, envs, seed, rate=0.08)
-    windows, batches = SlidingWindows(envs, 4, batch_size, GAMMA, reward_clip=0.0), []
-    for low in range(0, steps, 6):
-        piece = time_slice(rollout, low, low + 6)
-        batches += windows.push(piece)
-        piece.obs.zero_(), piece.next_obs.zero_()  # the collector plays into the same memory again
-    assert all(len(batch) == batch_size for batch in batches)
-    assert len(windows.complete) < batch_size
-    emitted = [e for batch in batches for e in batch.items] + windows.complete
-    names = [tuple(e.state[:2].tolist()) for e in emitted]
-    expected = {(t, n): window(rollout, t, n, 4) for t in range(steps) for n in range(envs)}
-    assert sorted(names) == sorted(key for key, e in expected.items() if e is not None)
-    assert sum(map(len, windows.open)) == sum(e is None for e in expected.values())
-    for name, got in zip(names, emitted, strict=True):
-        want = expected[name]
-        assert (got.action, got.reward_steps) == (want.action, want.reward_steps)
-        assert got.reward == pytest.approx(want.reward, abs=1e-5)
-        np.testing.assert_array_equal(got.state, want.state)
-        assert (got.last_state is None) == (want.last_state is None)
-        if want.last_state is not None:
-            np.testing.assert_array_equal(got.last_state, want.last_state)
-
-
-def test_bad_input_is_refused_by_name():
+def test_unpack_batch_refuses_bad_input_by_name():
     transition = Experience(np.zeros(4, np.uint8), 0, 1.0, None)
     with pytest.raises(ValueError, match="batch must hold at least 1 transition, got 0"):
         unpack_batch([], Toy())
@@ -248,7 +124,7 @@ def both_forms() -> list:
 
 
 @pytest.mark.parametrize("form", [0, 1])
-def test_values_may_come_without_their_column(form):
+def test_unpack_batch_accepts_values_of_both_shapes(form):
     batch = both_forms()[form]
     got = unpack_batch(batch, Shaped(lambda values: values[:, 0]), reward_steps=3)
     assert torch.equal(got[2], unpack_batch(batch, Toy(), reward_steps=3)[2])
@@ -259,24 +135,24 @@ def test_values_may_come_without_their_column(form):
     "reshape",
     [lambda v: v[:1], lambda v: v[0, 0], lambda v: v[:1, 0], lambda v: v.expand(-1, 2), lambda v: v.T, lambda v: v[1:]],
 )
-def test_values_of_another_shape_are_refused(form, reshape):
+def test_unpack_batch_refuses_values_of_another_shape(form, reshape):
     with pytest.raises(ValueError, match=r"net must give values of shape \[\d+, 1\] or \[\d+\], got \["):
         unpack_batch(both_forms()[form], Shaped(reshape), reward_steps=3)
 
 
 @pytest.mark.parametrize("action", [1.7, 1.0, "1", None, np.float32(1), torch.tensor(1.7), np.array([0, 1])])
-def test_an_action_that_is_no_integer_is_refused(action):
+def test_unpack_batch_refuses_an_action_that_is_not_an_integer(action):
     with pytest.raises(ValueError, match="action must be an integer, got "):
         unpack_batch([Experience(np.ones(4, np.uint8), action, 1.0, None)], Toy())
 
 
 @pytest.mark.parametrize("action", [1, np.int8(1), np.array(1), torch.tensor(1), torch.tensor(1, dtype=torch.uint8)])
-def test_an_action_may_be_any_integer(action):
+def test_unpack_batch_accepts_an_action_of_any_integer_type(action):
     assert unpack_batch([Experience(np.ones(4, np.uint8), action, 1.0, None)], Toy())[1].tolist() == [1]
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, float("nan"), "4"])
-def test_windows_without_a_whole_length_are_refused(steps):
+def test_unpack_batch_refuses_reward_steps_that_are_not_a_count(steps):
     state = np.ones(4, np.uint8)
     rule = "at least 1" if isinstance(steps, int) else "an integer"
     for batch in (both_forms()[0], [Experience(state, 0, 1.0, state)]):
@@ -286,7 +162,7 @@ def test_windows_without_a_whole_length_are_refused(steps):
         unpack_batch([Experience(state, 0, 1.0, state, steps)], Toy())
 
 
-def test_the_length_of_a_window_may_be_numpys():
+def test_unpack_batch_accepts_reward_steps_of_numpy():
     state = np.ones(4, np.uint8)
     batch = [Experience(state, 0, 1.0, state, np.int64(2)), Experience(state, 0, 1.0, state)]
     returns = unpack_batch(batch, Toy(), gamma=0.5, reward_steps=np.int32(3))[2]
@@ -302,13 +178,13 @@ def test_the_length_of_a_window_may_be_numpys():
         *(("gae_lambda", value) for value in (-0.1, 1.1, float("nan"))),
     ],
 )
-def test_coefficients_out_of_range_are_refused(form, name, value):
+def test_unpack_batch_refuses_coefficients_out_of_range(form, name, value):
     with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
         unpack_batch(both_forms()[form], Toy(), **{"reward_steps": 3, name: value})
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_rewards_that_are_not_finite_are_refused(bad):
+def test_unpack_batch_refuses_rewards_that_are_nan_or_infinite(bad):
     rollout, transitions = both_forms()
     rollout.rewards[1, 2] = bad
     for batch in (rollout, [*transitions, transitions[0]._replace(reward=bad)]):
@@ -316,7 +192,7 @@ def test_rewards_that_are_not_finite_are_refused(bad):
             unpack_batch(batch, Toy(), reward_steps=3)
 
 
-def test_states_may_be_tensors_of_any_dtype_and_device():
+def test_unpack_batch_accepts_states_of_any_dtype_and_device():
     # numpy knows neither bfloat16 nor what lies on another device.
     state = torch.tensor([1, 2, 3, 4], dtype=torch.bfloat16)
     states, _, returns = unpack_batch([Experience(state, 0, 1.0, 2 * state, 1)] * 3, Toy(), gamma=0.5)
@@ -330,20 +206,20 @@ def test_states_may_be_tensors_of_any_dtype_and_device():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_states_on_a_gpu():
+def test_unpack_batch_accepts_states_on_a_gpu():
     state = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda")
     for device in ("cpu", "cuda"):
         got = unpack_batch([Experience(state, 0, 1.0, 2 * state, 1)] * 3, Toy().to(device), device, gamma=0.5)
         assert torch.equal(got[0].cpu(), state.cpu().expand(3, 4)) and got[2].tolist() == [1 + 0.5 * 2 * 4.375] * 3
 
 
-def test_states_of_different_shapes_are_refused():
+def test_unpack_batch_refuses_states_of_different_shapes():
     batch = [Experience(np.zeros(size, np.uint8), 0, 1.0, None) for size in (4, 5)]
     with pytest.raises(ValueError, match=r"states must all have the same shape, got \[4\] and \[5\]"):
         unpack_batch(batch, Toy())
 
 
-def test_what_is_unpacked_outlives_the_rollout():
+def test_unpack_batch_returns_copies():
     # A collector plays into the same buffers again.
     rollout = random_rollout(3, 4, seed=1)
     got = unpack_batch(rollout, Toy())
@@ -353,7 +229,7 @@ def test_what_is_unpacked_outlives_the_rollout():
     assert all(map(torch.equal, got, before))
 
 
-def test_training_unpacks_without_a_copy():
+def test_batch_of_a_rollout_makes_no_copy():
     rollout = random_rollout(3, 4, seed=1)
     batch = rollout.batch(Toy(), gamma=0.9, gae_lambda=1.0, reward_clip=0.0, off_policy=True)
     assert batch.actions.data_ptr() == rollout.actions.data_ptr()
@@ -384,7 +260,7 @@ def shift(rollout: Rollout, by: list[int]) -> None:
         lambda rollout: setattr(rollout, "final_rnn_state", rollout.final_rnn_state[:1]),
     ],
 )
-def test_a_cut_off_step_without_its_final_observation_is_refused(spoil):
+def test_unpack_batch_refuses_a_truncated_step_without_its_final_observation(spoil):
     # It would be bootstrapped from the episode that follows.
     rollout = blank(3, 4)
     rollout.truncated[1, 2] = rollout.truncated[2, 1] = True

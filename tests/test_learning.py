@@ -25,7 +25,7 @@ def train(envs, net, rollouts, **settings):
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
-def test_a_constant_reward_is_worth_one_over_one_minus_gamma_through_truncation(gae_lambda):
+def test_learner_values_a_constant_reward_as_one_over_one_minus_gamma_through_truncation(gae_lambda):
     # A truncated step that were treated as an end would be worth less than 7 here.
     net = TinyNet(features=1, n_actions=2)
     envs = vector(*(ConstantEnv(length) for length in (3, 5, 7)))
@@ -34,7 +34,7 @@ def test_a_constant_reward_is_worth_one_over_one_minus_gamma_through_truncation(
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_identity_task_is_learned(seed):
+def test_learner_solves_the_identity_task(seed):
     net = TinyNet(features=5, seed=seed)
     envs = vector(*(IdentityEnv() for _ in range(8)))
     train(envs, net, 350, gamma=0.5, rollout_steps=5, learning_rate=0.1, max_grad_norm=10.0, seed=seed)
@@ -42,7 +42,7 @@ def test_the_identity_task_is_learned(seed):
     assert policy.diagonal().min() > 0.8
 
 
-def test_cartpole_is_solved_by_its_preset(tmp_path):
+def test_train_command_solves_cartpole_with_its_preset(tmp_path):
     # With rewards of 1 (values up to 50) and gae_lambda 0.8 this seed stood at 447 after 400,000 decisions.
     config = replace(Config.from_preset("cartpole"), seed=103, run_dir=tmp_path / "run", progress=False)
     trainer = Trainer(config)

@@ -39,7 +39,7 @@ def assert_close(tensor: Tensor, numbers: float | list) -> None:
     torch.testing.assert_close(tensor.detach(), torch.tensor(numbers), rtol=1e-5, atol=1e-6)
 
 
-def test_values_by_hand():
+def test_a2c_loss_by_hand():
     *_, loss = golden(entropy_coef=0.1, value_coef=0.5)
     policy, value, entropy = LN3 / 2, 2.5, (3 * LN2 - 0.75 * LN3) / 2
     assert_close(loss.policy, policy)
@@ -50,14 +50,14 @@ def test_values_by_hand():
     assert_close(loss.total, policy + 0.5 * value - 0.1 * entropy)
 
 
-def test_policy_gradient_by_hand():
+def test_a2c_loss_policy_gradient_by_hand():
     # d/dz of -A ln pi(a) is A * (pi - onehot(a)), divided by B = 2
     logits, _, loss = golden(entropy_coef=0.0, value_coef=0.0)
     loss.total.backward()
     assert_close(logits.grad, [[-0.5, 0.5], [0.125, -0.125]])
 
 
-def test_value_gradient_by_hand():
+def test_a2c_loss_value_gradient_by_hand():
     # d/dV of c * (G - V)^2 is 2c * (V - G), divided by B = 2; nothing of it reaches the logits
     logits, values, loss = golden(entropy_coef=0.0, value_coef=0.25)
     loss.total.backward()
@@ -65,7 +65,7 @@ def test_value_gradient_by_hand():
     assert_close(logits.grad, [[-0.5, 0.5], [0.125, -0.125]])
 
 
-def test_entropy_gradient_by_hand():
+def test_a2c_loss_entropy_gradient_by_hand():
     # dH/dz = -pi * (ln pi + H): 0 for the uniform policy, (-1, 1) * 3/16 * ln 3 for (3/4, 1/4)
     logits = [golden(entropy_coef=c, value_coef=0.0) for c in (0.4, 0.0)]
     for *_, loss in logits:
@@ -74,7 +74,7 @@ def test_entropy_gradient_by_hand():
     assert_close(logits[0][0].grad - logits[1][0].grad, [[0.0, 0.0], [slope, -slope]])
 
 
-def test_a_step_on_the_entropy_bonus_raises_the_entropy():
+def test_a2c_loss_entropy_bonus_raises_the_entropy():
     logits, values, actions, _ = random_batch()
     before = a2c_loss(logits, values, actions, values.squeeze(1), entropy_coef=1.0)  # no advantage
     (gradient,) = torch.autograd.grad(before.total, logits)
@@ -82,26 +82,26 @@ def test_a_step_on_the_entropy_bonus_raises_the_entropy():
     assert after.entropy > before.entropy
 
 
-def test_nothing_flows_through_the_advantage():
+def test_a2c_loss_has_no_gradient_through_the_advantage():
     _, values, loss = golden(value_coef=0.0)
     loss.total.backward()
     assert torch.equal(values.grad, torch.zeros(2, 1))
 
 
-def test_nothing_flows_into_the_returns():
+def test_a2c_loss_has_no_gradient_to_the_returns():
     logits, values, actions, returns = random_batch()
     returns.requires_grad_()
     a2c_loss(logits, values, actions, returns).total.backward()
     assert returns.grad is None
 
 
-def test_only_the_total_carries_a_graph():
+def test_a2c_loss_only_the_total_carries_a_graph():
     loss = a2c_loss(*random_batch())
     assert loss.total.requires_grad
     assert not any(term.requires_grad for term in loss[1:])
 
 
-def test_scale_does_not_depend_on_the_batch_size():
+def test_a2c_loss_does_not_depend_on_the_batch_size():
     torch.manual_seed(0)
     net = torch.nn.Linear(5, 4)
     inputs, (_, values, actions, returns) = torch.randn(16, 5), random_batch(actions=4)
@@ -115,7 +115,7 @@ def test_scale_does_not_depend_on_the_batch_size():
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_values_may_come_with_or_without_their_column():
+def test_a2c_loss_accepts_values_of_both_shapes():
     logits, values, actions, returns = random_batch()
     columns, flat = (a2c_loss(logits, v, actions, returns).total for v in (values, values.squeeze(1)))
     assert torch.equal(columns, flat)
@@ -124,7 +124,7 @@ def test_values_may_come_with_or_without_their_column():
 @pytest.mark.parametrize("log_eps", [0.0, 1e-3])
 @pytest.mark.parametrize("behaviour", [False, True])
 @pytest.mark.parametrize("masked", [1, 4])
-def test_a_masked_action_is_as_if_there_were_none(masked, behaviour, log_eps):
+def test_a2c_loss_ignores_a_masked_action(masked, behaviour, log_eps):
     # The masked actions are put before the others; `masked` = 4 of 5 leaves the policy no choice.
     logits, values, _, returns = random_batch(actions=5 - masked)
     taken = torch.arange(16) % (5 - masked)
@@ -141,7 +141,7 @@ def test_a_masked_action_is_as_if_there_were_none(masked, behaviour, log_eps):
     torch.testing.assert_close(gradient[:, masked:], want)
 
 
-def test_an_action_of_tiny_probability_has_its_full_entropy():
+def test_a2c_loss_has_the_full_entropy_of_an_action_of_tiny_probability():
     # dH/dz = -pi * (ln pi + H), here 80 * exp(-80): the bound of the masked ones must lie below.
     logits = torch.tensor([[0.0, -80.0]], requires_grad=True)
     loss = a2c_loss(logits, torch.zeros(1), torch.tensor([0]), torch.zeros(1), entropy_coef=1.0, value_coef=0.0)
@@ -150,14 +150,14 @@ def test_an_action_of_tiny_probability_has_its_full_entropy():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_actions_of_any_integer_dtype_will_do(dtype):
+def test_a2c_loss_accepts_actions_of_any_integer_dtype(dtype):
     logits, values, actions, returns = random_batch()
     expected = a2c_loss(logits, values, actions, returns)
     assert all(map(torch.equal, a2c_loss(logits, values, actions.to(dtype), returns), expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-def test_actions_that_are_no_integers_are_refused(dtype):
+def test_a2c_loss_refuses_actions_that_are_not_integers(dtype):
     logits, values, actions, returns = random_batch()
     with pytest.raises(ValueError, match=f"actions must be integers, got {dtype}"):
         a2c_loss(logits, values, actions.to(dtype), returns)
@@ -178,7 +178,7 @@ def test_actions_that_are_no_integers_are_refused(dtype):
         ("behaviour_log_probs", lambda b: ()),
     ],
 )
-def test_shapes_that_would_broadcast_are_refused(name, shape, batch):
+def test_a2c_loss_refuses_shapes_that_would_broadcast(name, shape, batch):
     inputs = dict(zip(("logits", "values", "actions", "returns"), random_batch(batch), strict=True))
     inputs |= {"behaviour_log_probs": torch.zeros(batch)}
     inputs |= {name: torch.zeros(shape(batch), dtype=inputs[name].dtype)}
@@ -186,7 +186,7 @@ def test_shapes_that_would_broadcast_are_refused(name, shape, batch):
         a2c_loss(**inputs)
 
 
-def test_gradient_equals_that_of_the_ppo_surrogate_at_ratio_1():
+def test_a2c_loss_gradient_equals_that_of_the_ppo_surrogate_at_ratio_1():
     logits, values, actions, returns = random_batch()
     log_prob = F.log_softmax(logits, dim=1)[torch.arange(16), actions]
     surrogate = -((log_prob - log_prob.detach()).exp() * (returns - values.detach().squeeze(1))).mean()
@@ -196,7 +196,7 @@ def test_gradient_equals_that_of_the_ppo_surrogate_at_ratio_1():
         torch.testing.assert_close(torch.autograd.grad(loss.total, logits)[0], expected)
 
 
-def test_importance_ratio_is_clipped_at_1_and_is_a_constant():
+def test_a2c_loss_importance_ratio_is_clipped_at_1_and_is_a_constant():
     # Ratios (1/2) / (1/4) = 2, clipped to 1, and (3/4) / 1 = 3/4: the second row of the plain policy
     # gradient shrinks by 3/4, and no derivative of the ratio joins it.
     behaviour = torch.tensor([log(0.25), 0.0])
@@ -209,7 +209,7 @@ def test_importance_ratio_is_clipped_at_1_and_is_a_constant():
     assert_close(values.grad, [[-1.0], [0.5]])
 
 
-def test_nothing_flows_into_the_behaviour_log_probs():
+def test_a2c_loss_has_no_gradient_to_the_behaviour_log_probs():
     logits, values, actions, returns = random_batch()
     behaviour = torch.zeros(16, requires_grad=True)  # ratios below 1, where the clip would let a gradient through
     loss = a2c_loss(logits, values, actions, returns, behaviour_log_probs=behaviour)
@@ -219,7 +219,7 @@ def test_nothing_flows_into_the_behaviour_log_probs():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_outputs_are_computed_in_float32(dtype):
+def test_a2c_loss_computes_half_precision_outputs_in_float32(dtype):
     logits, values, actions, returns = random_batch()
     low = [x.detach().to(dtype) for x in (logits, values)]
     got = a2c_loss(*low, actions, returns)
@@ -228,7 +228,7 @@ def test_half_precision_outputs_are_computed_in_float32(dtype):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_the_guard_against_lag_by_hand():
+def test_a2c_loss_log_eps_by_hand():
     # d/dz of -A ln(pi(a) + eps) is A * pi(a) / (pi(a) + eps) * (pi - onehot(a)): fades where pi(a) is far below eps
     eps = 0.25
     logits, _, loss = golden(entropy_coef=0.0, value_coef=0.0, log_eps=eps)
@@ -238,7 +238,7 @@ def test_the_guard_against_lag_by_hand():
     assert_close(logits.grad, [[-0.5 * first, 0.5 * first], [0.125 * second, -0.125 * second]])
 
 
-def test_the_guard_bounds_the_loss_of_an_action_that_became_impossible():
+def test_a2c_loss_log_eps_bounds_the_loss_of_an_action_that_became_impossible():
     logits = torch.tensor([[0.0, 200.0]], requires_grad=True)
     loss = a2c_loss(logits, torch.zeros(1), torch.tensor([0]), torch.tensor([1.0]), entropy_coef=0.0, log_eps=1e-6)
     loss.total.backward()

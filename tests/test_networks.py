@@ -55,17 +55,17 @@ def classic() -> AtariA2C:
     return AtariA2C()
 
 
-def test_parameter_names_and_shapes_are_the_classics(classic):
+def test_atari_a2c_has_the_classic_parameter_names_and_shapes(classic):
     assert {name: tuple(tensor.shape) for name, tensor in classic.state_dict().items()} == CLASSIC
 
 
-def test_parameter_count_by_hand(classic):
+def test_atari_a2c_parameter_count_by_hand(classic):
     convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
     heads = 2 * (3136 + 1) * 512 + (512 + 1) * (6 + 1)
     assert sum(p.numel() for p in classic.parameters()) == convolutions + heads == 3_293_863
 
 
-def test_a_notebooks_weights_load_and_compute_the_same(classic):
+def test_atari_a2c_loads_a_notebook_s_weights_and_computes_the_same(classic):
     torch.manual_seed(1)
     notebook, net = NotebookA2C(), AtariA2C()
     net.load_state_dict(notebook.state_dict(), strict=True)
@@ -76,7 +76,7 @@ def test_a_notebooks_weights_load_and_compute_the_same(classic):
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("kind", "size"), [("atari", 36), ("atari", 42), ("nature", 42), ("small", 42)])
-def test_output_shapes_and_agreement_of_float_with_uint8(kind, size, normalize):
+def test_networks_have_the_documented_output_shapes_and_float_agrees_with_uint8(kind, size, normalize):
     net = make_network(Config(network=kind, normalize_obs=normalize), (4, size, size), 3, stacked=True)
     obs = frames(5, 4, size, size)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_output_shapes_and_agreement_of_float_with_uint8(kind, size, normalize):
     assert values.std() > 0  # the observation is seen at all
 
 
-def test_shared_networks_have_the_documented_layers():
+def test_shared_a2c_has_the_documented_layers():
     def shapes(net: nn.Module) -> list[tuple[int, ...]]:
         return [tuple(p.shape) for p in net.parameters() if p.ndim > 1]
 
@@ -97,7 +97,7 @@ def test_shared_networks_have_the_documented_layers():
     assert shapes(SharedA2C("small", (4, 42, 42), 6)) == small
 
 
-def test_pixel_statistics_equal_numpys_over_merged_batches():
+def test_pixel_norm_update_equals_numpy_over_all_batches():
     norm, generator = PixelNorm((5, 7)), np.random.default_rng(0)
     scale = generator.integers(1, 256, (5, 7))
     batches = [generator.integers(0, scale, (n, 5, 7)) // (i + 1) for i, n in enumerate((1, 40, 3, 17))]
@@ -109,7 +109,7 @@ def test_pixel_statistics_equal_numpys_over_merged_batches():
     assert int(norm.count) == len(whole)
 
 
-def test_merged_pixel_statistics_equal_numpys_over_all_frames():
+def test_pixel_norm_merge_equals_numpy_over_all_frames():
     batches = [frames(n, 5, 7, seed=n) // (n % 3 + 1) for n in (40, 3, 17)]
     whole = torch.cat([frames(2, 5, 7), *batches]).double().numpy()
     saved = PixelNorm((5, 7))
@@ -126,7 +126,7 @@ def test_merged_pixel_statistics_equal_numpys_over_all_frames():
 
 
 @pytest.mark.parametrize("kind", [partial(PixelNorm, (5, 7)), FrameNorm], ids=["pixels", "frames"])
-def test_merging_one_part_changes_no_bit(kind):
+def test_merge_of_one_part_changes_no_bit(kind):
     part, norm = kind(), kind()
     for fed in (0, 1, 30, 3):
         part.update(frames(fed, 5, 7, seed=fed)) if fed else None
@@ -134,7 +134,7 @@ def test_merging_one_part_changes_no_bit(kind):
         assert all(torch.equal(mine, own) for mine, own in zip(norm.buffers(), part.buffers(), strict=True))
 
 
-def test_merged_frame_averages_are_weighted_by_what_each_has_seen():
+def test_frame_norm_merge_weights_averages_by_what_each_has_seen():
     saved = FrameNorm()
     saved.update(frames(50, 5, 7))
     parts = slots_like(saved, 3)
@@ -159,7 +159,7 @@ def test_pixel_norm_centres_scales_and_clips():
     assert obs.flatten().tolist() == [10, 203, 12, 213, 255, 0]  # the input is left alone
 
 
-def test_only_update_changes_the_pixel_statistics():
+def test_pixel_norm_statistics_are_changed_by_update_alone():
     net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True).train()
     net.normalizer.update(frames(9, 42, 42))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -169,7 +169,7 @@ def test_only_update_changes_the_pixel_statistics():
     assert not torch.equal(before["normalizer.mean"], net.normalizer.mean)
 
 
-def test_pixel_statistics_travel_in_the_state_dict():
+def test_pixel_norm_statistics_are_in_the_state_dict():
     trained, fresh = (make_network(Config(network="small"), (4, 42, 42), 6, stacked=True) for _ in range(2))
     trained.normalizer.update(frames(9, 42, 42))
     assert {"normalizer.mean", "normalizer.var", "normalizer.count"} <= set(trained.state_dict())
@@ -179,7 +179,7 @@ def test_pixel_statistics_travel_in_the_state_dict():
     assert int(fresh.normalizer.count) == 9
 
 
-def test_weights_start_orthogonal(classic):
+def test_orthogonal_init_makes_orthogonal_weights(classic):
     gains = dict.fromkeys((name for name in CLASSIC if name.endswith("weight")), math.sqrt(2))
     gains |= {"policy.2.weight": 0.01, "value.2.weight": 1.0}
     state = classic.state_dict()
@@ -190,7 +190,7 @@ def test_weights_start_orthogonal(classic):
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("atari", (4, 84, 84)), ("nature", (4, 42, 42)), ("small", (4, 42, 42))])
-def test_the_initial_policy_is_almost_uniform(kind, shape):
+def test_orthogonal_init_gives_an_almost_uniform_policy(kind, shape):
     torch.manual_seed(0)
     net = make_network(Config(network=kind), shape, 6, stacked=True)
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_make_network_builds_what_the_config_names(network, shape, kind):
 
 
 @pytest.mark.parametrize("kind", ["atari", "small"])
-def test_learning_in_float32_takes_the_channels_innermost_and_gives_the_same_gradient(kind, monkeypatch):
+def test_scale_pixels_makes_channels_last_for_learning_in_float32_with_the_same_gradient(kind, monkeypatch):
     shape, seen = (4, 42, 42), []
     net = make_network(Config(network=kind, frame_size=42), shape, 6, stacked=True)
     net.conv[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -237,12 +237,12 @@ def test_learning_in_float32_takes_the_channels_innermost_and_gives_the_same_gra
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-6)
 
 
-def test_the_normalizer_is_optional():
+def test_make_network_makes_the_normalizer_optional():
     assert isinstance(make_network(Config(), (4, 42, 42), 2, stacked=True).normalizer, PixelNorm)
     assert make_network(Config(normalize_obs=False), (4, 42, 42), 2, stacked=True).normalizer is None
 
 
-def test_whether_channels_are_frames_or_colours_must_be_said():
+def test_make_network_must_be_told_whether_channels_are_frames_or_colours():
     with pytest.raises(TypeError, match="stacked"):
         make_network(Config(), (3, 42, 42), 2)
 
@@ -256,6 +256,6 @@ def test_whether_channels_are_frames_or_colours_must_be_said():
         ("nature", (4, 84, 20), "frame_size must be at least 36 for network nature, got 20"),
     ],
 )
-def test_make_network_refuses_what_it_cannot_read(network, shape, message):
+def test_make_network_refuses_observations_that_it_cannot_take(network, shape, message):
     with pytest.raises(ValueError, match=message):
         make_network(Config(network=network), shape, 2, stacked=True)

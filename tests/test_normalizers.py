@@ -49,7 +49,7 @@ def colour_env():
 
 
 @pytest.mark.parametrize("count", [10**4, 10**8, 10**10])
-def test_pixel_statistics_move_as_they_should_after_very_many_frames(count):
+def test_pixel_norm_update_changes_the_statistics_after_very_many_frames(count):
     # The reference merges the moments in float64 (Chan et al., 1983), one batch after the other.
     draw = np.random.default_rng(0)
     norm = PixelNorm((3, 4))
@@ -70,7 +70,7 @@ def test_pixel_statistics_move_as_they_should_after_very_many_frames(count):
         np.testing.assert_allclose(got.numpy() - old, off_policy, rtol=1e-4, atol=1e-6 * np.abs(off_policy).max())
 
 
-def test_ten_thousand_frames_are_normalised_as_numpy_would():
+def test_pixel_norm_normalises_ten_thousand_frames_as_numpy():
     norm, draw = PixelNorm((5, 6)), np.random.default_rng(0)
     frames = draw.integers(0, draw.integers(2, 257, (5, 6)), (40, 250, 5, 6)).astype(np.uint8)
     for batch in frames:
@@ -82,7 +82,7 @@ def test_ten_thousand_frames_are_normalised_as_numpy_would():
 
 
 @pytest.mark.parametrize("network", ["atari", "lstm"])
-def test_each_colour_has_its_own_statistics(colour_env, network):
+def test_pixel_norm_has_statistics_of_each_colour(colour_env, network):
     config = Config(env=colour_env, backend="sync", network=network, num_envs=2, precision="float32", threads=1)
     spaces = probe_spaces(config)
     assert spaces.obs_shape == (3, SIZE, SIZE)
@@ -102,7 +102,7 @@ def test_each_colour_has_its_own_statistics(colour_env, network):
     np.testing.assert_allclose(norm(obs.flatten(0, 1)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_stack_of_an_atari_game_counts_its_newest_frame_alone():
+def test_update_normalizer_counts_only_the_last_frame_of_a_stack():
     config = Config(frame_size=42, network="small", frame_stack=3)  # three channels, yet no colours
     spaces = probe_spaces(config)
     assert spaces.obs_shape == (3, 42, 42) and spaces.stacked
@@ -111,7 +111,7 @@ def test_a_stack_of_an_atari_game_counts_its_newest_frame_alone():
 
 
 @pytest.mark.parametrize("network", ["small", "lstm"])
-def test_a_run_on_colours_is_trained_resumed_and_evaluated_with_them(colour_env, network, tmp_path):
+def test_train_command_resumes_and_evaluates_a_run_on_colours(colour_env, network, tmp_path):
     settings = dict(env=colour_env, backend="sync", network=network, num_envs=2, threads=1, lstm_units=8)
     settings |= dict(total_env_steps=160, precision="float32", progress=False)
     run = tmp_path / "run"

@@ -12,7 +12,7 @@ PACKAGE = Path(a2c.__file__).parent
 FILES, LINES = 19, 2400  # what a reader has to look at
 
 
-def test_an_iteration_of_the_default_preset_calls_few_files(tmp_path):
+def test_training_iteration_of_the_default_preset_calls_few_files(tmp_path):
     config = Config(backend="sync", precision="float32", num_envs=16, threads=2, rollout_steps=5, progress=False)
     settings = {"total_env_steps": 6 * 5 * 16, "log_every": 3600.0, "run_dir": tmp_path / "run"}
     run = Trainer(Config(**vars(config) | settings))

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from toys import CountingEnv, counting_envs, learn, vector
+from toys import N_ACTIONS, CountingEnv, counting_envs, learn, vector
 
 from a2c.batch import unpack_batch
 from a2c.cli.flags import parse_config
@@ -19,7 +19,7 @@ from a2c.envs.atari import CROP
 from a2c.envs.single import find_spec, make_env
 from a2c.networks import LstmA2C
 from a2c.normalizers import FrameNorm
-from a2c.policy import replay
+from a2c.policy import Policy, replay
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
@@ -53,7 +53,7 @@ def again(net, rollout):
     return replay(net, rollout.obs, rollout.starts, rollout.rnn_state)
 
 
-def test_replaying_a_rollout_equals_the_steps_that_were_taken(compute):
+def test_replay_equals_the_steps_that_were_taken(compute):
     net = lstm()
     for rollout in rollouts(compute, net, 3):
         logits, values = again(net, rollout)
@@ -62,7 +62,7 @@ def test_replaying_a_rollout_equals_the_steps_that_were_taken(compute):
         torch.testing.assert_close(log_probs, rollout.log_probs)
 
 
-def test_the_replay_would_differ_without_memory_or_with_one_that_is_never_emptied(compute):
+def test_replay_differs_without_rnn_state_or_with_one_that_is_never_reset(compute):
     # Otherwise the test above could not fail.
     net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
     values = again(net, rollout)[1]
@@ -70,7 +70,7 @@ def test_the_replay_would_differ_without_memory_or_with_one_that_is_never_emptie
     assert not torch.allclose(values, replay(net, rollout.obs, 0 * rollout.starts > 0, rollout.rnn_state)[1], atol=1e-3)
 
 
-def test_a_memory_is_what_happened_since_the_episode_began_and_nothing_before(compute):
+def test_rnn_state_depends_on_the_running_episode_alone(compute):
     net, (first, second) = lstm(), rollouts(compute, lstm(), 2)
     obs, starts = torch.cat([first.obs, second.obs]), torch.cat([first.starts, second.starts])
     values = torch.cat([first.values, second.values])
@@ -84,12 +84,12 @@ def test_a_memory_is_what_happened_since_the_episode_began_and_nothing_before(co
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
-def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
+def test_returns_bootstrap_with_the_rnn_state_after_the_rollout(compute, ends):
     net = lstm()
     first, second = rollouts(compute, net, 2, ends=ends)
     first.rewards.zero_()
     next_values = unpack_batch(first, net, gamma=1.0, gae_lambda=0.0)[2].unflatten(0, (6, 3))
-    torch.testing.assert_close(next_values[-1, 2], second.values[0, 2])  # its episode goes on
+    torch.testing.assert_close(next_values[-1, 2], second.values[0, 2])  # its episode continues
     for (t, n), obs in zip(first.final_index.tolist(), first.final_obs, strict=True):
         begin = max(s for s in range(t + 1) if first.starts[s, n])
         rnn_state = torch.zeros(1, net.rnn_state_size)
@@ -101,7 +101,7 @@ def test_what_follows_a_rollout_is_valued_with_its_memory(compute, ends):
         torch.testing.assert_close(unpack_batch(mine, net, gamma=1.0, gae_lambda=0.0)[2], parts.flatten())
 
 
-def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(compute):
+def test_replay_gradient_goes_back_to_the_start_of_the_episode(compute):
     net, rollout = lstm(), rollouts(compute, lstm(), 2)[1]
     assert not rollout.rnn_state.requires_grad  # nothing reaches the rollout before
     obs = rollout.obs.clone().requires_grad_()
@@ -114,7 +114,7 @@ def test_the_gradient_goes_back_through_the_window_to_the_start_of_the_episode(c
         assert gradient.sum() != 0 and gradient[:, [m for m in range(3) if m != n]].abs().sum() == 0
 
 
-def test_split_and_join_keep_each_memory_with_its_environment(compute):
+def test_split_and_join_keep_each_rnn_state_with_its_environment(compute):
     rollout = rollouts(compute, lstm(), 2)[1]
     parts = rollout.split(3)
     assert [part.rnn_state.shape for part in parts] == [(1, 14)] * 3
@@ -126,7 +126,7 @@ def test_split_and_join_keep_each_memory_with_its_environment(compute):
     assert {tuple(i): o.tolist() for i, o in zip(joined.final_index.tolist(), joined.final_obs, strict=True)} == finals
 
 
-def test_shards_learn_what_the_whole_batch_would(compute, monkeypatch):
+def test_compute_gradients_of_shards_equal_those_of_the_whole_batch(compute, monkeypatch):
     rollout = rollouts(compute, lstm(), 2)[1]
     config = Config(precision="float32", threads=1, max_grad_norm=0.0)
     gradients = []
@@ -157,7 +157,7 @@ class RecallEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("rnn_state", [True, False])
-def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(compute, rnn_state):
+def test_learner_solves_a_memory_task_with_rnn_state_and_not_without(compute, rnn_state):
     torch.manual_seed(0)
     net = LstmA2C((3,), 2, 8)
     if not rnn_state:
@@ -193,11 +193,11 @@ def test_frame_norm_equals_the_formula_frame_by_frame():
     np.testing.assert_allclose(norm(frames[3]).numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_frame_norm_says_something_sensible_before_its_first_frame():
+def test_frame_norm_divides_by_255_before_its_first_frame():
     assert torch.equal(FrameNorm()(torch.tensor([[0, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 1.0]]))
 
 
-def test_the_preset_sees_the_field_alone_in_42_by_42():
+def test_lstm_preset_sees_the_field_alone_in_42_by_42():
     config = Config.from_preset("lstm")
     env = make_env(config, find_spec(config.env), 0)
     obs, _ = env.reset(seed=0)
@@ -210,7 +210,7 @@ def test_the_preset_sees_the_field_alone_in_42_by_42():
     assert len(np.unique(obs)) > 3
 
 
-def test_the_network_of_the_preset():
+def test_lstm_preset_has_the_documented_network():
     net = LstmA2C((1, 42, 42), 6)
     shapes = [tuple(p.shape) for name, p in net.named_parameters() if "conv" in name and "weight" in name]
     assert shapes == [(32, 1, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3)]
@@ -218,7 +218,7 @@ def test_the_network_of_the_preset():
     assert PRESETS["lstm"]["max_grad_norm"] == 40 / Config().rollout_steps
 
 
-def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
+def test_evaluate_carries_the_rnn_state(tmp_path, monkeypatch):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
     seen, act = [], LstmA2C.step
 
@@ -233,8 +233,26 @@ def test_a_policy_with_a_memory_is_evaluated_with_it(tmp_path, monkeypatch):
     assert len(seen) == int(max(scores)) or seen[int(min(scores))].any()
 
 
-def test_memories_are_in_the_checkpoint(tmp_path):
+def test_checkpoint_holds_the_rnn_state(tmp_path):
     assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
     policies = load_checkpoint(tmp_path / "run" / "latest.pt")["algorithm"]["policies"]
     rnn_state = torch.cat([policy["rnn_state"] for policy in policies])
     assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0
+
+
+def test_act_samples_by_the_policy_and_the_seed():
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
+    logits = probabilities.log().clamp(min=-1e9).expand(20_000, N_ACTIONS) + 3.0  # a shift changes nothing
+
+    def draw(seed):
+        policy = Policy(lambda obs: (obs, torch.zeros(len(obs), 1)), 20_000, "cpu", seed)
+        return policy.act(logits, torch.zeros(20_000, dtype=torch.bool))[:2]
+
+    actions, log_probs = draw(0)
+    assert actions.shape == log_probs.shape == (20_000,) and actions.dtype == torch.int64
+    counts = torch.bincount(actions, minlength=N_ACTIONS)
+    # Pearson's statistic with 3 degrees of freedom is below 20 but for one seed in five thousand.
+    expected = 20_000 * probabilities[:4]
+    assert counts[4] == 0 and ((counts[:4] - expected) ** 2 / expected).sum() < 20
+    torch.testing.assert_close(log_probs, probabilities.log()[actions])
+    assert torch.equal(actions, draw(0)[0]) and not torch.equal(actions, draw(1)[0])

@@ -1,5 +1,7 @@
 """README.md and the other documents: length, links, options, names; the library example runs as pasted."""
 
+import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -34,12 +36,12 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_is_short_above_the_reference_part():
+def test_readme_is_short_above_the_reference_part():
     assert len(README.split("\n## Reference\n")[0].split()) <= 1000
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_nothing_is_left_to_do_and_every_relative_link_leads_somewhere(path):
+def test_documents_have_nothing_left_to_do_and_every_relative_link_leads_somewhere(path):
     text = path.read_text(encoding="utf-8")
     assert "TODO" not in text
     for link in re.findall(r"\]\(([^)]+)\)", text):
@@ -50,7 +52,7 @@ def test_nothing_is_left_to_do_and_every_relative_link_leads_somewhere(path):
             assert not anchor or anchor in anchors(target), link
 
 
-def test_every_option_that_is_named_exists(capsys):
+def test_documents_name_only_options_that_exist(capsys):
     known = {"--help"}
     for command in ([], ["train"], ["evaluate"], ["record"], ["compare"]):
         with suppress(SystemExit):
@@ -65,12 +67,38 @@ def test_every_option_that_is_named_exists(capsys):
         assert not named - known, path.name
 
 
-def test_presets_and_metrics_that_are_named_exist():
+def test_readme_names_only_presets_and_metrics_that_exist():
     assert first_cells(section("Use it from the command line")) == set(PRESETS)
     assert first_cells(section("Metrics")) <= set(METRICS)
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.S))
-def test_the_library_example_runs_as_pasted(block, tmp_path):
+def test_readme_library_example_runs_as_pasted(block, tmp_path):
     done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "a2c").rglob("*.py")}
+FOLDERS = "|".join(["a2c", "tests", "benchmarks", *(path.name for path in (ROOT / "a2c").iterdir() if path.is_dir())])
+
+
+def members():
+    """The methods, fields and attributes of every class of the package, by its name."""
+    found = {}
+    for node in (node for tree in SOURCES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        names = {getattr(n, "name", getattr(n, "attr", getattr(n, "id", None))) for n in ast.walk(node)}
+        found.setdefault(node.name, set()).update(names)
+    return found
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_documents_name_only_files_and_attributes_that_exist(path):
+    text, known = path.read_text(encoding="utf-8"), members()
+    for name in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w/]+\.py", text):
+        assert (ROOT / name).exists() or (ROOT / "a2c" / name).exists() or "NAME" in name, name
+    for owner, name in re.findall(r"`([A-Z]\w+)\.(?!md`)(\w+)(?:\(.*?\))?`", text):
+        assert name in known.get(owner, ()), f"{owner}.{name}"
+    for name, file in re.findall(r"`(?:\w+\.)?(\w+)(?:\(\w*\))?`,? in `(?:a2c/)?([\w/]+\.py)`", text):
+        assert re.search(rf"\b{name}\b", (ROOT / "a2c" / file).read_text(encoding="utf-8")), f"{name} in {file}"
+    for name in re.findall(r"`(a2c(?:\.\w+)+)(?:\(.*?\))?`", text):
+        assert pkgutil.resolve_name(name), name

@@ -74,7 +74,7 @@ def paper_returns(
         (1.0, [0, 0, 0], [0, 0, 1], [7.0, 12.0, 20.0]),
     ],
 )
-def test_golden_columns(gae_lambda, terminated, truncated, expected):
+def test_lambda_returns_by_hand(gae_lambda, terminated, truncated, expected):
     flags = column(terminated, torch.bool), column(truncated, torch.bool)
     got = lambda_returns(column(REWARDS), column(NEXT_VALUES), *flags, gamma=0.5, gae_lambda=gae_lambda)
     assert torch.equal(got, column(expected))
@@ -89,26 +89,26 @@ def test_golden_columns(gae_lambda, terminated, truncated, expected):
     seed=st.integers(0, 2**31),
     rate=st.sampled_from([0.0, 0.1, 0.4]),
 )
-def test_equals_the_forward_view_of_the_paper(steps, envs, gamma, gae_lambda, seed, rate):
+def test_lambda_returns_equal_the_forward_view(steps, envs, gamma, gae_lambda, seed, rate):
     rollout = random_rollout(steps, envs, seed, rate)
     got = lambda_returns(**rollout, gamma=gamma, gae_lambda=gae_lambda)
     assert got.dtype == torch.float64  # else the tolerance below would mean nothing
     torch.testing.assert_close(got, paper_returns(**rollout, gamma=gamma, gae_lambda=gae_lambda), rtol=1e-10, atol=1e-9)
 
 
-def test_lambda_1_is_the_n_step_return():
+def test_lambda_returns_at_1_are_n_step_returns():
     rollout = random_rollout(6, 4, seed=1, rate=0.0)
     n_step = sum(0.9**t * rollout["rewards"][t] for t in range(6)) + 0.9**6 * rollout["next_values"][-1]
     torch.testing.assert_close(lambda_returns(**rollout, gamma=0.9, gae_lambda=1.0)[0], n_step)
 
 
-def test_lambda_0_is_td_0():
+def test_lambda_returns_at_0_are_td_0():
     rollout = random_rollout(6, 4, seed=2)
     td = rollout["rewards"] + 0.9 * rollout["next_values"] * ~rollout["terminated"]
     torch.testing.assert_close(lambda_returns(**rollout, gamma=0.9, gae_lambda=0.0), td)
 
 
-def test_n_environments_equal_n_times_one():
+def test_lambda_returns_of_n_environments_equal_n_times_one():
     rollout = random_rollout(7, 5, seed=3)
     together = lambda_returns(**rollout, gae_lambda=0.8)
     alone = [lambda_returns(**{k: v[:, n : n + 1] for k, v in rollout.items()}, gae_lambda=0.8) for n in range(5)]
@@ -116,7 +116,7 @@ def test_n_environments_equal_n_times_one():
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
-def test_a_lone_terminal_reward_counts(gae_lambda):
+def test_lambda_returns_count_a_lone_terminal_reward(gae_lambda):
     # Without values, a reward at the end reaches back with weight (gamma * lambda)^k.
     steps = 5
     rewards, none = torch.zeros(steps, 1), torch.zeros(steps, 1, dtype=torch.bool)
@@ -129,7 +129,7 @@ def test_a_lone_terminal_reward_counts(gae_lambda):
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
-def test_nothing_crosses_an_episodes_end(flag, gae_lambda):
+def test_lambda_returns_do_not_cross_the_end_of_an_episode(flag, gae_lambda):
     before = random_rollout(8, 2, seed=4, rate=0.0)
     before[flag][3, 0] = True
     after = {k: v.clone() for k, v in before.items()}
@@ -143,7 +143,7 @@ def test_nothing_crosses_an_episodes_end(flag, gae_lambda):
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
-def test_nan_values_behind_a_terminated_step_never_leak(gae_lambda):
+def test_lambda_returns_ignore_nan_values_after_a_terminated_step(gae_lambda):
     rollout = random_rollout(8, 3, seed=6)
     rollout["terminated"][-1, 0] = True
     clean = lambda_returns(**rollout, gae_lambda=gae_lambda)
@@ -151,7 +151,7 @@ def test_nan_values_behind_a_terminated_step_never_leak(gae_lambda):
     assert torch.equal(lambda_returns(**rollout, gae_lambda=gae_lambda), clean)
 
 
-def test_returns_minus_values_are_the_generalised_advantages():
+def test_lambda_returns_minus_values_are_the_generalised_advantages():
     rollout = random_rollout(9, 3, seed=7)
     ended = rollout["terminated"] | rollout["truncated"]
     values = random_rollout(9, 3, seed=8)["next_values"]
@@ -182,6 +182,6 @@ def test_returns_minus_values_are_the_generalised_advantages():
         ({"gae_lambda": -0.1}, "gae_lambda must be .*-0.1"),
     ],
 )
-def test_impossible_inputs_are_refused_by_name(change, message):
+def test_lambda_returns_refuse_bad_inputs_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         lambda_returns(**{**random_rollout(3, 2, seed=9), **change})

@@ -74,7 +74,7 @@ def flat(net: MlpA2C) -> Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def test_clip_and_step_equal_plain_torch():
+def test_clipped_step_equals_plain_torch():
     net = make_net()
     plain = copy.deepcopy(net)
     rollouts = [random_rollout(seed=s) for s in range(4)]
@@ -107,7 +107,7 @@ def test_clip_and_step_equal_plain_torch():
 
 @pytest.mark.parametrize("log_eps", [None, 0.2])
 @pytest.mark.parametrize("off_policy", [False, True])
-def test_the_lag_and_its_guard_reach_the_loss(off_policy, log_eps):
+def test_compute_gradients_passes_the_policy_lag_and_log_eps_to_the_loss(off_policy, log_eps):
     net, rollout = make_net(), random_rollout()
     states, actions, returns = unpack_batch(rollout, net, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
     behaviour = rollout.log_probs.flatten() if off_policy else None
@@ -120,7 +120,7 @@ def test_the_lag_and_its_guard_reach_the_loss(off_policy, log_eps):
 
 
 @pytest.mark.parametrize(("bound", "clipped"), [(0.05, True), (100.0, False)])
-def test_a_step_is_no_longer_than_max_grad_norm(bound, clipped):
+def test_clipped_step_is_no_longer_than_max_grad_norm(bound, clipped):
     # A step of plain gradient descent at rate 1 is as long as the gradient itself.
     net = make_net()
     before = flat(net)
@@ -132,7 +132,7 @@ def test_a_step_is_no_longer_than_max_grad_norm(bound, clipped):
 
 
 @pytest.mark.parametrize("form", ["rollout", "list"])
-def test_two_threads_learn_what_one_learns(form):
+def test_compute_gradients_on_two_threads_equals_one(form):
     # 11 environments make shards of 6 and 5, 65 transitions shards of 33 and 32: their weights differ.
     batches = [random_rollout(seed=s) for s in range(3)]
     config = CONFIG
@@ -155,7 +155,7 @@ class Masking(MlpA2C):
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_an_infinite_loss_stops_the_run_though_its_gradients_are_finite(advantage):
+def test_learn_raises_at_an_infinite_loss_though_its_gradients_are_finite(advantage):
     net, rollout = Masking((4,), 3), random_rollout()
     rollout.actions.zero_()
     rollout.rewards.fill_(100 * advantage)
@@ -174,7 +174,7 @@ def flat_transitions(rollout: Rollout) -> tuple[list, list, list, list]:
     return states, rollout.actions.flatten().tolist(), rewards, [*states[1:], None]
 
 
-def test_a_list_is_learned_like_the_rollout_of_the_same_experience():
+def test_learn_from_transitions_equals_learn_from_the_rollout():
     # One decision per window, none ending, and the log_probs of the network itself: ratios of 1.
     config = replace(CONFIG, gae_lambda=1.0, rollout_steps=1, reward_clip=0.0)
     nets, rollout = [make_net(), make_net()], random_rollout(steps=1, envs=40)
@@ -197,7 +197,7 @@ def test_learning_rate_falls_linearly_to_zero_or_stays():
     assert learning_rate(replace(falling, lr_decay=False), 900) == 0.004
 
 
-def test_the_optimizers_learning_rate_scales_the_step():
+def test_learn_scales_the_step_by_the_learning_rate():
     # The trainer sets it between steps; at zero nothing may move.
     net = make_net()
     before, optimizer = flat(net), make_optimizer(net, CONFIG)
@@ -207,7 +207,7 @@ def test_the_optimizers_learning_rate_scales_the_step():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_seed_gives_the_same_weights_bit_for_bit(threads):
+def test_learn_with_the_same_seed_gives_the_same_weights_bit_for_bit(threads):
     config = replace(CONFIG, env="CartPole-v1", backend="sync", num_envs=8, rollout_steps=8, threads=threads)
 
     def weights(seed: int) -> Tensor:
@@ -226,7 +226,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(threads):
     assert not torch.equal(weights(1), first)
 
 
-def test_a_bfloat16_replica_follows_the_float32_master():
+def test_sync_replica_copies_float32_parameters_to_bfloat16():
     config = replace(CONFIG, precision="bfloat16")
     master = make_net()
     before, optimizer = flat(master), make_optimizer(master, config)
@@ -246,7 +246,7 @@ def test_a_bfloat16_replica_follows_the_float32_master():
     assert update.loss.total.dtype == torch.float32
 
 
-def test_bfloat16_takes_nearly_the_step_of_float32():
+def test_learn_in_bfloat16_takes_nearly_the_step_of_float32():
     steps = []
     for precision in ("float32", "bfloat16"):
         net = make_net()
@@ -256,7 +256,7 @@ def test_bfloat16_takes_nearly_the_step_of_float32():
     assert torch.cosine_similarity(*steps, dim=0) > 0.99
 
 
-def test_a_replica_shares_the_pixel_statistics():
+def test_make_replica_shares_the_pixel_statistics():
     net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
     with closing(Compute(CONFIG)) as exact, closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
         assert make_replica(net, exact) is net
@@ -270,7 +270,7 @@ def test_a_replica_shares_the_pixel_statistics():
 @pytest.mark.parametrize(
     ("network", "shape"), [("atari", (4, 42, 42)), ("small", (4, 42, 42)), ("mlp", (4,)), ("lstm", (4,))]
 )
-def test_values_are_finer_than_bfloat16(network, shape):
+def test_make_replica_has_values_finer_than_bfloat16(network, shape):
     # Near 90 bfloat16 has the halves alone; a value head in it could say nothing else.
     torch.manual_seed(0)
     config = replace(CONFIG, precision="bfloat16")
@@ -287,7 +287,7 @@ def test_values_are_finer_than_bfloat16(network, shape):
         assert len(values.unique()) > 10 and (values != values.bfloat16()).float().mean() > 0.5
 
 
-def test_a_baseline_of_large_returns_is_learned_in_bfloat16_as_in_float32():
+def test_learn_in_bfloat16_fits_large_returns_as_in_float32():
     # Returns of 90 that spread by 0.2. A value head in bfloat16 would err by half of its grid, 0.15 and more.
     obs = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
     returns = 90.0 + 0.2 * torch.tanh(obs[:, 0])

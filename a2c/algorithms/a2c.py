@@ -1,4 +1,4 @@
-"""A2C: all environments play, then all that they played is learned, in turn (Mnih et al., 2016, made synchronous)."""
+"""A2C: collect a rollout from all environments, then learn from it, in turn (Mnih et al., 2016, made synchronous)."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class A2C:
             self.learner.update_normalizer(self.collector.next_obs[None])
 
     def training_step(self) -> TrainingStats:
-        """The algorithm: collect a rollout with the policy as it is, then learn it."""
+        """The algorithm: collect a rollout with the current policy, then learn from it."""
         rollout, episodes, seconds = self.collector.collect(self.learner.updates)
         began = time.perf_counter()
         self.learner.learn(rollout, self.windows.push(rollout) if self.windows else None)
         return TrainingStats(len(rollout), episodes, {**seconds, "learn": time.perf_counter() - began})
 
     def drain(self) -> TrainingStats:
-        """Nothing is under way between two rollouts."""
+        """Nothing to finish: no rollout is being collected between two training steps."""
         return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes, and all else that the next rollout depends on, besides the learner."""
+        """The running episodes and everything else that the next rollout depends on, except the learner."""
         return {**self.collector.state_dict(), "windows": self.windows and self.windows.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on with the episodes of `state_dict`; False where new episodes have begun in every environment."""
+        """Continue the episodes of `state_dict`; False where new episodes have begun in every environment."""
         same = self.collector.load_state_dict(state)
         if self.windows is not None:
             self.windows.load_state_dict(state["windows"])
@@ -66,9 +66,9 @@ class A2C:
         for envs in self.groups if failed else []:
             envs.abandon()
         try:
-            resting = self.compute.rest()
+            idle = self.compute.wait_idle()
             for envs in self.groups:
-                if resting:
+                if idle:
                     envs.close()
                 else:  # a thread hangs: only what runs elsewhere can be ended
                     envs.kill()

@@ -1,4 +1,4 @@
-"""A3C: workers play and learn on their own, and step one network that all of them share, without locks.
+"""A3C: workers collect and learn on their own, and update one network that all of them share, without locks.
 
 Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning", algorithm S3; the steps are
 those of Hogwild! (Recht et al., 2011). Returns, loss and step are those of a2c: one worker gives
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from a2c.algorithms.base import TrainingStats, merge_stats
-from a2c.algorithms.worker_tasks import READY, WorkerTask, allow_workers, make_tasks, share
+from a2c.algorithms.worker_tasks import READY, WorkerTask, allow_workers, make_tasks, move_to_shared_memory
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -37,12 +37,12 @@ class SharedCounters(NamedTuple):
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
     statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
 
-    def over(self) -> bool:
-        """True once the workers together have played enough."""
+    def finished(self) -> bool:
+        """True once the workers together have taken enough decisions."""
         return int(self.env_steps.sum()) >= int(self.limit)
 
 
-class Report(NamedTuple):
+class WorkerReport(NamedTuple):
     """What a worker did in one rollout."""
 
     stats: TrainingStats
@@ -58,7 +58,7 @@ class A3C:
         self.workers: WorkerPool | None = None
 
     def start(self, new_run: bool) -> None:
-        """Start the workers."""
+        """Start the workers; `new_run`: the first observations feed the normaliser."""
         config, learner = self.config, self.learner
         tasks = make_tasks(config, learner.env_steps)
         allow_workers(config, tasks)
@@ -68,7 +68,7 @@ class A3C:
         self.counters = counters = SharedCounters(counts[0].clone(), counts[1].clone(), torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
-        share([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:3], *seen])
+        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:3], *seen])
         arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
@@ -82,14 +82,14 @@ class A3C:
     def training_step(self) -> TrainingStats:
         """Wait for reports and add them up."""
         assert self.workers is not None
-        reports: list[Report] = [report for _, report in self.workers.receive()]
+        reports: list[WorkerReport] = [report for _, report in self.workers.receive()]
         for report in reports:
             self.learner.add_remote(report.stats.env_steps, report.updates, report.metrics)
         self.learner.sync(self.counters.statistics)
         return merge_stats([report.stats for report in reports], len(self.workers.processes))
 
     def drain(self) -> TrainingStats:
-        """Let the workers finish their rollouts and leave; what they still reported."""
+        """Let the workers finish their rollouts and end; returns the stats of these."""
         stats: list[TrainingStats] = []
         if self.workers is not None:
             self.counters.limit.zero_()
@@ -140,8 +140,8 @@ def run_worker(
     pipe.send(READY)
     while counters.limit < 0:
         time.sleep(0.001)
-    told = time.perf_counter() - METRICS_EVERY
-    while not counters.over():
+    sent = time.perf_counter() - METRICS_EVERY
+    while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
         rollout, episodes, seconds = collector.collect(int(counters.updates.sum()))
         began = time.perf_counter()
@@ -151,7 +151,7 @@ def run_worker(
         counters.env_steps[number] += len(rollout)
         now = time.perf_counter()
         metrics = {}
-        if now - told >= METRICS_EVERY or counters.over():
-            metrics, told = learner.update_metrics(), now
+        if now - sent >= METRICS_EVERY or counters.finished():
+            metrics, sent = learner.update_metrics(), now
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
-        pipe.send(Report(stats, int(counters.updates[number]) - before, metrics))
+        pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, metrics))

@@ -20,7 +20,7 @@ class TrainingStats(NamedTuple):
 
 
 def merge_stats(stats: Sequence[TrainingStats], workers: int) -> TrainingStats:
-    """What `workers` processes did meanwhile, as one: sums, and the mean over the workers of the seconds."""
+    """The stats of `workers` processes as one: sums, and the mean over the workers of the seconds."""
     seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
     for one in stats:
         for stage, value in one.seconds.items():
@@ -36,13 +36,13 @@ class Algorithm(Protocol):
         """Start environments and workers; `new_run`: the first observations feed the normaliser."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """After `start`: go on with the episodes of `state_dict`; False where new episodes have begun."""
+        """After `start`: continue the episodes of `state_dict`; False where new episodes have begun."""
 
     def training_step(self) -> TrainingStats:
         """Collect experience and learn from it."""
 
     def drain(self) -> TrainingStats:
-        """Finish what is under way."""
+        """Finish the rollouts that have begun, before the run ends."""
 
     def state_dict(self) -> dict[str, Any]:
         """The running episodes, as far as they can be saved."""

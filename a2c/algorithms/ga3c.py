@@ -1,9 +1,9 @@
-"""GA3C: actors that only play, one predictor that acts for all of them, one queue that a trainer learns from.
+"""GA3C: actors without a network, one predictor that acts for all of them, one queue that a trainer learns from.
 
 Babaeizadeh et al. (2017), "Reinforcement learning through asynchronous advantage actor-critic on a GPU",
-sections 4 and 5. The network stands in the run's process alone, on the GPU if there is one. Between acting
-and learning it moves on: the *policy lag*, which is measured (metric `lag`) and met with clipped
-importance ratios and with log(pi + epsilon).
+sections 4 and 5. Only the run's own process holds the network, on the GPU if there is one. The network is updated
+between acting and learning: the *policy lag*, which is measured (metric `policy_lag`) and corrected by clipped
+importance ratios and by log(pi + epsilon).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.algorithms.predictor import InferenceBuffers, Predictor, RemoteNetwork, make_buffers
-from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, columns_per_batch, make_tasks
+from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, envs_per_batch, make_tasks
 from a2c.collector import Collected, Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -36,14 +36,14 @@ class GA3C:
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
-        self.columns = columns_per_batch(config)
+        self.envs_per_batch = envs_per_batch(config)
         self.queue: list[Collected] = []
         self.waiting: list[int] = []  # actors whose rollouts are in the queue
         self.workers: WorkerPool | None = None
         self.predictor: Predictor | None = None
 
     def start(self, new_run: bool) -> None:
-        """Start actors and predictor."""
+        """Start actors and predictor; `new_run`: the first observations feed the normaliser."""
         config, learner = self.config, self.learner
         tasks = make_tasks(config, learner.env_steps)
         allow_workers(config, tasks)
@@ -67,7 +67,7 @@ class GA3C:
         return False
 
     def training_step(self) -> TrainingStats:
-        """Take rollouts off the actors and learn as soon as a batch is together."""
+        """Receive rollouts from the actors; learn as soon as they make a batch."""
         assert self.workers is not None and self.predictor is not None
         self.predictor.check()
         before, stats = self.learner.env_steps, []
@@ -84,26 +84,26 @@ class GA3C:
     def _learn(self) -> list[Episode]:
         """One step per full batch in the queue; the rest waits for more. Returns the episodes that ended in them.
 
-        They are counted together with their decisions, so that going back to a snapshot drops both or neither.
+        They are counted together with their decisions, so that going back to an earlier state drops both or neither.
         """
         have = sum(len(collected.rollout.policy_version) for collected in self.queue)
-        if have < self.columns:
+        if have < self.envs_per_batch:
             return []
         assert self.workers is not None and self.predictor is not None
-        waiting, learned = join(self.queue), []
-        full = have // self.columns * self.columns
-        for low in range(0, full, self.columns):
-            batch = columns(waiting, low, low + self.columns)
+        waiting, learned = join_collected(self.queue), []
+        full = have // self.envs_per_batch * self.envs_per_batch
+        for low in range(0, full, self.envs_per_batch):
+            batch = slice_collected(waiting, low, low + self.envs_per_batch)
             self.learner.learn(batch.rollout, [batch.rollout])
             self.predictor.sync()
             learned += batch.episodes
-        self.queue = [columns(waiting, full, have)] if full < have else []
-        self.workers.let_go_on(self.waiting)
+        self.queue = [slice_collected(waiting, full, have)] if full < have else []
+        self.workers.reply(self.waiting)
         self.waiting = []
         return learned
 
     def drain(self) -> TrainingStats:
-        """Nothing: less than a batch waits in the queue, neither learned nor counted; it goes with its actors."""
+        """Nothing to finish: less than a batch is in the queue; it is neither learned nor counted."""
         return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class GA3C:
         self.queue = []
 
 
-def join(queue: Sequence[Collected]) -> Collected:
-    """What several actors collected, side by side."""
+def join_collected(queue: Sequence[Collected]) -> Collected:
+    """What several actors collected, side by side as one."""
     rollout = Rollout.join([collected.rollout for collected in queue])
     episodes, low = [], 0
     for collected in queue:
@@ -129,10 +129,10 @@ def join(queue: Sequence[Collected]) -> Collected:
     return Collected(rollout, episodes, {})
 
 
-def columns(collected: Collected, low: int, high: int) -> Collected:
-    """The part of the environments `low <= n < high`."""
+def slice_collected(collected: Collected, low: int, high: int) -> Collected:
+    """What the environments `low <= n < high` gave."""
     episodes = [e._replace(env=e.env - low) for e in collected.episodes if low <= e.env < high]
-    return Collected(collected.rollout.columns(low, high), episodes, {})
+    return Collected(collected.rollout.slice_envs(low, high), episodes, {})
 
 
 def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection, pipe: Connection) -> None:
@@ -150,4 +150,4 @@ def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection,
         arrays = {field.name: getattr(collected.rollout, field.name).numpy() for field in fields(Rollout)}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
-        pipe.recv_bytes()  # until the learner has got this far: one that plays on meanwhile is ever further out of date
+        pipe.recv_bytes()  # until the learner has reached this rollout: else the policy lag would grow without bound

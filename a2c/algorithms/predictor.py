@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from a2c.algorithms.worker_tasks import share
+from a2c.algorithms.worker_tasks import move_to_shared_memory
 from a2c.compute.compute import Compute, use_one_thread
 from a2c.compute.replica import sync_replica
 from a2c.envs.single import Spaces
@@ -29,7 +29,7 @@ VERSION = struct.Struct("q")  # a reply: updates that the network has seen
 
 
 class InferenceBuffers(NamedTuple):
-    """Request and reply in shared memory. While an actor waits, its rows belong to the predictor."""
+    """Request and reply in shared memory. While an actor waits, only the predictor writes to them."""
 
     obs: Tensor  # [N, ...], a row per environment of the actor
     rnn_state: Tensor  # [N, H] before and, in the reply, after the decision
@@ -42,20 +42,20 @@ def make_buffers(rows: int, spaces: Spaces, rnn_state_size: int) -> InferenceBuf
     obs = torch.from_numpy(np.zeros((rows, *spaces.obs_shape), spaces.obs_dtype))
     rest = (torch.zeros(rows, width) for width in (rnn_state_size, spaces.n_actions, 1))
     buffers = InferenceBuffers(obs, *rest)
-    share(buffers)
+    move_to_shared_memory(buffers)
     return buffers
 
 
 class Predictor:
-    """A thread that serves the actors' requests, all that are there in one forward pass."""
+    """A thread that serves the actors' requests: all that have arrived, in one forward pass."""
 
     def __init__(self, learner: Learner, all_buffers: dict[Connection, InferenceBuffers], compute: Compute) -> None:
         self.learner, self.all_buffers, self.compute = learner, dict(all_buffers), compute
-        self.net = copy.deepcopy(learner.replica)  # the learner moves its own meanwhile
+        self.net = copy.deepcopy(learner.replica)  # the learner updates its own meanwhile
         self.version = learner.updates
         self._lock = threading.Lock()  # held while the parameters are read or replaced
-        self._over = False
-        self._trouble: WorkerError | None = None
+        self._closed = False
+        self._error: WorkerError | None = None
         self._thread = threading.Thread(target=self._serve, name="a2c-predictor", daemon=True)
         self._thread.start()
 
@@ -66,13 +66,13 @@ class Predictor:
             self.version = self.learner.updates
 
     def check(self) -> None:
-        """Raise WorkerError where the thread has failed (a GPU that is full, say)."""
-        if self._trouble is not None:
-            raise self._trouble
+        """Raise WorkerError where the thread has failed, for example on a GPU without free memory."""
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """End the thread."""
-        self._over = True
+        self._closed = True
         self._thread.join()
         for pipe in self.all_buffers:
             pipe.close()
@@ -81,30 +81,28 @@ class Predictor:
     def _serve(self) -> None:
         use_one_thread()
         try:
-            while not self._over:
+            while not self._closed:
                 requests = []
                 for pipe in wait(list(self.all_buffers), timeout=0.1):
                     assert isinstance(pipe, Connection)
                     try:
                         pipe.recv_bytes()
                         requests.append(pipe)
-                    except (EOFError, OSError):  # its actor is gone; the trainer's thread will notice
+                    except (EOFError, OSError):  # its actor has ended; the trainer's thread will notice
                         del self.all_buffers[pipe]
                 if requests:
                     self._predict(requests)
         except Exception as error:
-            self._trouble = WorkerError(
-                f"the predictor failed: {type(error).__name__}: {error}", traceback.format_exc()
-            )
+            self._error = WorkerError(f"the predictor failed: {type(error).__name__}: {error}", traceback.format_exc())
 
     def _predict(self, requests: list[Connection]) -> None:
         all_buffers = [self.all_buffers[pipe] for pipe in requests]
         device = self.compute.device
         obs = torch.cat([buffers.obs for buffers in all_buffers]).to(device)
         rnn_state = torch.cat([buffers.rnn_state for buffers in all_buffers]).to(device)
-        going_on = torch.zeros(len(obs), dtype=torch.bool, device=device)  # actors reset their states
+        no_starts = torch.zeros(len(obs), dtype=torch.bool, device=device)  # actors reset their states
         with self._lock:
-            logits, values, rnn_state = step(self.net, obs, rnn_state, going_on)
+            logits, values, rnn_state = step(self.net, obs, rnn_state, no_starts)
             version = self.version
         sizes = [len(buffers.obs) for buffers in all_buffers]
         parts = (torch.split(tensor.float().cpu(), sizes) for tensor in (logits, values, rnn_state))

@@ -27,7 +27,7 @@ class SlidingWindows:
         self.complete: list[Experience] = []
 
     def push(self, rollout: Rollout) -> list[Transitions]:
-        """Take a rollout in and give back the batches that are now full."""
+        """Add a rollout; returns the batches that are full now."""
         obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], a copy
         finals = {tuple(i): o.cpu() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
         rewards = rollout.rewards.clamp(-self.reward_clip, self.reward_clip) if self.reward_clip else rollout.rewards
@@ -46,7 +46,7 @@ class SlidingWindows:
         return [Transitions(ready[i : i + self.batch_size]) for i in range(0, full, self.batch_size)]
 
     def new_episodes(self, num_envs: int) -> None:
-        """Forget the open windows: new episodes begin in `num_envs` environments."""
+        """Drop the open windows: new episodes begin in `num_envs` environments."""
         self.open = [deque() for _ in range(num_envs)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class SlidingWindows:
         return {"open": [list(window) for window in self.open], "complete": [tuple(e) for e in self.complete]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.open = [deque(window) for window in state["open"]]
         self.complete = [Experience(*fields) for fields in state["complete"]]
 

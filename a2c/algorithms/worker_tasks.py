@@ -1,4 +1,4 @@
-"""Worker tasks: which environments each process of a3c and ga3c plays, and with which settings."""
+"""Worker tasks: which environments each process of a3c and ga3c runs, and with which settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from a2c.processes.start import allow_open_files, available_cores
 from a2c.rollout import split_edges
 
 FILES_PER_WORKER = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
-READY = "ready"  # a worker's first message, unless it has more to say
+READY = "ready"  # a worker's first message, unless it sends something else
 
 
 class WorkerTask(NamedTuple):
-    """The part of a run that one worker process plays."""
+    """The part of a run that one worker process runs."""
 
     number: int
     config: Config  # as if the worker's environments were all there are
@@ -40,8 +40,8 @@ class WorkerTask(NamedTuple):
 def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     """Distribute the environments over the workers, those of a3c in whole batches.
 
-    A batch is that of a2c (`Rollout.split`) on every machine: as many environments, and as many
-    batches per rollout of all. So a3c has at most `num_minibatches` workers.
+    A batch is that of a2c (`Rollout.split`) on every machine: the same number of environments, and of
+    batches per rollout. So a3c has at most `num_minibatches` workers.
     """
     cores, batches, seeds = available_cores(), config.num_minibatches, run_seeds(config, env_steps)
     backend: Backend = "native" if config.backend == "native" else "sync"
@@ -62,16 +62,16 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
 
 def allow_workers(config: Config, tasks: Sequence[WorkerTask]) -> None:
     """Raise the limit of open files as far as `tasks` need it; ValueError where the system refuses."""
-    rule = f"workers and num_envs must leave files to open, got {len(tasks)} and {config.num_envs}"
+    rule = f"workers and num_envs must fit the limit of open files, got {len(tasks)} and {config.num_envs}"
     allow_open_files(FILES_PER_WORKER * len(tasks), rule, "fewer workers")
 
 
-def columns_per_batch(config: Config) -> int:
-    """Environments whose windows make one batch."""
+def envs_per_batch(config: Config) -> int:
+    """Environments whose rollouts make one batch of ga3c (count)."""
     return max(1, round(config.num_envs / config.num_minibatches))
 
 
-def share(tensors: Iterable[Tensor]) -> None:
+def move_to_shared_memory(tensors: Iterable[Tensor]) -> None:
     """Move tensors to shared memory, in place; WorkerError where there is none left."""
     try:
         for tensor in tensors:

@@ -20,7 +20,7 @@ from a2c.config.config import Config
 
 NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
-# `python -m a2c`, stopped when the comparison that started it is gone, however that ended.
+# `python -m a2c`, stopped when the comparison that started it has ended, however that happened.
 UNTIL_INPUT_CLOSES = (
     "import sys, a2c.cli.commands, a2c.processes.start as start; start.stop_with_input(); "
     "sys.exit(a2c.cli.commands.main())"
@@ -101,11 +101,11 @@ def _train(config: Config) -> int:
 
 def _evaluate(options: Evaluate) -> int:
     """Print mean, standard deviation, minimum and maximum of the scores."""
-    from a2c.metrics.files import exact
+    from a2c.metrics.files import format_number
     from a2c.tools.evaluate import evaluate
 
     scores = evaluate(
-        options.run,
+        options.run_dir,
         options.episodes,
         checkpoint=options.checkpoint,
         greedy=options.greedy,
@@ -113,21 +113,21 @@ def _evaluate(options: Evaluate) -> int:
         cuda=options.cuda,
     )
     print(
-        f"{len(scores)} episodes of {options.run}: mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, "
-        f"min {exact(scores.min())}, max {exact(scores.max())}"
+        f"{len(scores)} episodes of {options.run_dir}: mean {scores.mean():.2f}, "
+        f"standard deviation {scores.std():.2f}, min {format_number(scores.min())}, max {format_number(scores.max())}"
     )
     return 0
 
 
 def _record(options: RecordVideo) -> int:
     """Record one episode and print its score."""
-    from a2c.metrics.files import exact
+    from a2c.metrics.files import format_number
     from a2c.tools.record_video import record_video
 
-    out = options.out or options.run / "game.mp4"
-    video = record_video(options.run, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
+    out = options.out or options.run_dir / "episode.mp4"
+    video = record_video(options.run_dir, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     what = "one episode" if video.ended else "the beginning of an episode"
-    print(f"{out}: {what} of {options.run}, score {exact(video.score)}, {video.length:,} decisions")
+    print(f"{out}: {what} of {options.run_dir}, score {format_number(video.score)}, {video.length:,} decisions")
     return 0
 
 
@@ -139,7 +139,7 @@ def _compare(options: Compare, flags: Sequence[str]) -> int:
     for name in ("algorithms", "seeds"):
         values = getattr(options, name)
         if not values or len(set(values)) < len(values):
-            raise ValueError(f"{name} must be at least one and all different, got {' '.join(map(str, values))!r}")
+            raise ValueError(f"{name} must be one or more different values, got {' '.join(map(str, values))!r}")
     runs = {
         f"{algorithm}-{seed}": parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)])
         for seed in options.seeds

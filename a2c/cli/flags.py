@@ -19,7 +19,7 @@ from a2c.cli.options import COMMANDS, Compare, Options
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
-HELP = "Train actor-critic agents and use them. `a2c COMMAND --help` explains every option of a command."
+HELP = "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command."
 
 
 def parse_config(args: Sequence[str]) -> Config:
@@ -33,7 +33,7 @@ def parse_config(args: Sequence[str]) -> Config:
 
 
 def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
-    """The options of `a2c COMMAND ...`, and the arguments that are no options of the command: `compare` has some.
+    """The options of `a2c COMMAND ...`, and the arguments that it does not have: `compare` passes them to `train`.
 
     Raises as `parse_config` does.
     """

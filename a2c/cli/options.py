@@ -15,7 +15,7 @@ from a2c.config.config import Algorithm, Config
 class Evaluate:
     """Run a trained policy, without learning, and print its true scores."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     episodes: int = 30
     """Number of episodes (count)."""
@@ -33,10 +33,10 @@ class Evaluate:
 class RecordVideo:
     """Record a video of one episode of a trained policy, one picture per decision, in real time."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     out: Path | None = None
-    """File to write, .mp4 or .gif (path; None = game.mp4 in the run directory)."""
+    """File to write, .mp4 or .gif (path; None = episode.mp4 in the run directory)."""
     checkpoint: str = "latest.pt"
     """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
     greedy: bool = False

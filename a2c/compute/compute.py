@@ -4,7 +4,7 @@ Network passes of this size gain little from a second thread inside one operator
 all of it when two threads each work on their own share: half of the environments while
 acting, half of the batch while learning. So every thread runs its operators alone, the caller's
 too: after an operator on several threads, OpenMP's would spin for milliseconds on cores that
-environments need, and a step of the optimiser is bound by memory, which a second thread does not widen.
+environments need, and a step of the optimiser is bound by memory, which a second thread does not speed up.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Compute:
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
-        self.calls: list[Future[Any]] = []  # of the newest `map`
+        self.calls: list[Future[Any]] = []  # of the last `map`
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors once all are done."""
@@ -62,17 +62,17 @@ class Compute:
         wait(calls)
         return [call.result() for call in calls]
 
-    def rest(self) -> bool:
-        """Wait for what the threads do, which nobody else does once `map` was interrupted; False where one hangs."""
+    def wait_idle(self) -> bool:
+        """Wait until the threads are idle, also after `map` was interrupted; False where one hangs."""
         return not wait(self.calls, PATIENCE).not_done
 
     def shards(self, size: int) -> int:
-        """Parts that `size` samples are worth learning in, one per thread; one on a GPU."""
+        """Number of shards to learn `size` samples in: one per thread, fewer for few samples; one on a GPU."""
         return 1 if self.device.type == "cuda" else max(1, min(self.threads, size // 16))
 
     def close(self) -> None:
         """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
-        self.pool.shutdown(wait=self.rest(), cancel_futures=True)
+        self.pool.shutdown(wait=self.wait_idle(), cancel_futures=True)
         self._restore()
 
 
@@ -85,7 +85,7 @@ def _restore_callers_settings() -> None:
 
 
 def use_one_thread() -> None:
-    """Keep this thread's operators to itself."""
+    """Run the operators of this thread on one thread."""
     torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
     torch.set_num_threads(1)
 

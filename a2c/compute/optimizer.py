@@ -1,4 +1,4 @@
-"""The rule of an optimiser's step: Adam or RMSprop."""
+"""The optimisers: Adam and RMSprop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from a2c.config.config import Config
 
 
 def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """The optimiser that the config names, its moments at zero.
+    """The optimiser that `config.optimizer` names, its moments at zero.
 
     Adam (Kingma & Ba, 2015, algorithm 1), one fused kernel; RMSprop (Tieleman & Hinton, 2012, lecture 6e) without
-    momentum or centring, as A3C took it (Mnih et al., 2016, supplement, section 8).
+    momentum or centring, as A3C used it (Mnih et al., 2016, supplement, section 8).
     """
     parameters = list(net.parameters())
     optimizer: torch.optim.Optimizer
@@ -49,7 +49,7 @@ class InsideRMSprop(torch.optim.RMSprop):
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take moments back into the tensors that hold them; the settings of this run hold, not those of the last.
+    """Copy saved moments into the tensors of `optimizer`, which keeps its own settings.
 
     ValueError where they do not fit the network or the optimiser.
     """

@@ -1,4 +1,4 @@
-"""Replicas: copies of a network that act and learn in the precision of the run, while its float32 parameters move."""
+"""Replicas: copies of a network that act and learn in the precision of the run; the optimiser changes the original."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from a2c.compute.compute import Compute
 def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) -> nn.Module:
     """The network that acts and learns: `net` itself in float32, else a copy with parameters in `compute.precision`.
 
-    The float32 parameters of `net` stay the ones that the optimiser moves and checkpoints hold; `sync_replica` copies
-    them. Layers with `keeps_float32` and the buffers of the normaliser, which are shared, stay as they are.
-    `always_copy`: a copy in float32 too, because others move the parameters of `net`.
+    The optimiser changes the float32 parameters of `net`, and checkpoints hold them; `sync_replica` copies them.
+    Layers with `keeps_float32` and the buffers of the normaliser, which are shared, stay as they are.
+    `always_copy`: a copy in float32 too, because other processes change the parameters of `net`.
     """
     net.to(compute.device)
     if compute.precision == torch.float32 and not always_copy:

@@ -31,7 +31,7 @@ class Config:
     algorithm: Algorithm = "a2c"
     """a2c: collect, then learn; a3c: workers that share one network; ga3c: actors, a predictor and a trainer."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Worker processes of a3c (at most num_minibatches) or actors of ga3c (count; 0 = one per core, ga3c: two)."""
+    """Worker processes of a3c (at most num_minibatches) or actors of ga3c (count; 0 = 1 per core, 2 for ga3c)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
@@ -51,7 +51,7 @@ class Config:
     sticky_actions: Annotated[float | None, Range(0.0, 1.0)] = None
     """Probability that the emulator repeats the last action (0 to 1; None = as registered for the id)."""
     terminal_on_life_loss: bool = False
-    """Treat a lost life as terminal for learning; the episode itself goes on."""
+    """Treat a lost life as terminal for learning; the episode itself continues."""
     max_episode_frames: Annotated[int, Range(4, 2**31 - 1)] = 108_000  # at least one step of `envs.atari.FRAME_SKIP`
     """Length at which an episode is truncated (emulator frames)."""
     reward_clip: Annotated[float, Range(0.0, 1e9)] = 1.0
@@ -115,11 +115,11 @@ class Config:
     deterministic: bool = False
     """Use only operations with the same result on every run, also on the GPU, where they are slower (a2c)."""
     threads: Annotated[int, Range(0, 1024)] = 0
-    """Compute threads, which share the environments and each minibatch (count; 0 = one per core; a3c has one)."""
+    """Compute threads, which share the environments and each minibatch (count; 0 = one per core; a3c uses one)."""
     env_timeout: Annotated[float, Range(0.0, 86_400.0, above=True)] = 60.0
-    """Longest wait for one step of an environment process, or for a rollout of an a3c or ga3c worker (seconds)."""
+    """Maximum wait for a step of an environment process, or for a rollout of an a3c or ga3c worker (seconds)."""
     max_worker_restarts: Annotated[int, Range(0, 1_000_000)] = 3
-    """How often in a row, without progress, failed environments are restarted (count)."""
+    """Maximum number of restarts after failures of environments, in a row without progress (count)."""
     run_dir: Path | None = None
     """Directory that the run is written to (path; None = runs/ENV-PRESET-SEED-TIME)."""
     resume: Path | None = None

@@ -19,7 +19,7 @@ def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
 
 
 def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
-    """The settings of a run whose environments have observations of `input_shape`, with nothing left open.
+    """The settings of a run with observations of `input_shape`, with the values that `auto`, None and 0 stand for.
 
     ValueError as in `network_kind`. Small observations gain nothing from bfloat16, and a recurrent state would carry
     its rounding errors on, so `auto` is float32 for mlp and lstm.

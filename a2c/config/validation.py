@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType
@@ -26,7 +27,7 @@ class Range:
     above: bool = False
 
     def check(self, field: str, value: Any, integer: bool) -> None:
-        """Raise ValueError where `value` of the setting `field` is no number of this range."""
+        """Raise ValueError where `value` of the setting `field` is not a number in this range."""
         if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
             raise ValueError(f"{field} must be {'an integer' if integer else 'a number'}, got {value!r}")
         if math.isnan(value) or not self.low <= value <= self.high:
@@ -73,7 +74,9 @@ def _check_between_settings(config: Any) -> None:
     if config.sliding_batch:
         _check_sliding(config)
     if config.algorithm != "a2c" and config.deterministic:
-        raise ValueError(f"deterministic must be off for algorithm {config.algorithm}, which never is, got True")
+        raise ValueError(
+            f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
+        )
     most = min(config.num_minibatches, config.num_envs)
     if config.algorithm == "a3c" and config.workers > most:
         raise ValueError(
@@ -92,15 +95,19 @@ def _check_sliding(config: Any) -> None:
         raise ValueError("network must not be recurrent when sliding_batch is set, got lstm")
 
 
-def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
     """A hint for an error message: the names closest to `name`, or all of them where none is close."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known)[:20])}"
+    close = _close_to(name, known)
+    return f"did you mean {close}?" if close else f"known: {', '.join(sorted(known)[:20])}"
+
+
+def _close_to(name: str, known: Sequence[str]) -> str:
+    return " or ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
 
 
 def check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
     """Raise ValueError, with the nearest names, where `value` is not one of `known`."""
     if value not in known:
-        raise ValueError(
-            f"{field} must be one of {', '.join(sorted(known))}, got {value!r}; {nearest(str(value), known)}"
-        )
+        close = _close_to(str(value), known)
+        hint = f"; did you mean {close}?" if close else ""
+        raise ValueError(f"{field} must be one of {', '.join(sorted(known))}, got {value!r}{hint}")

@@ -1,4 +1,4 @@
-"""Starting vector environments on three backends, and every seed of a run.
+"""Vector environments on three backends, and every seed of a run.
 
 The contract of all backends is the docstring of `a2c.envs`. Preprocessing follows Machado et al. (2018), section 3:
 up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames per decision, maximum over the last two,
@@ -24,7 +24,7 @@ from a2c.config.config import Config
 from a2c.envs.atari import FRAME_SKIP, sticky_probability
 from a2c.envs.single import checked_spec, make_snapshot_env
 from a2c.envs.vector_env import MonitoredVectorEnv
-from a2c.processes.errors import WorkerError, failing, worker_error
+from a2c.processes.errors import WorkerError, raising_worker_error, worker_error
 from a2c.processes.start import (
     START_TIMEOUT,
     allow_open_files,
@@ -50,7 +50,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     seeds = run_seeds(config).envs if seeds is None else list(seeds)
     envs = [partial(make_snapshot_env, config, spec, seed) for seed in seeds]
     vector: VectorEnv
-    with failing(ValueError):
+    with raising_worker_error(ValueError):
         if config.backend == "async":
             vector = _workers(config, envs)
         elif config.backend == "sync":
@@ -162,7 +162,7 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 
 def _allow_workers(count: int) -> None:
     """Raise the limit of open files for `count` workers; ValueError where the system allows fewer."""
-    rule = f"num_envs must leave files to open, got {count}"
+    rule = f"num_envs must fit the limit of open files, got {count}"
     allow_open_files(FILES_PER_WORKER * count, rule, "fewer, or backend native or sync")
 
 

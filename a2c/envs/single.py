@@ -15,7 +15,7 @@ from a2c.config.config import Config
 from a2c.config.validation import nearest
 from a2c.envs.atari import FRAME_SKIP, AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
-from a2c.processes.start import OURS, settle_in
+from a2c.processes.start import OURS, prepare_worker
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -35,11 +35,11 @@ def is_atari(spec: EnvSpec) -> bool:
 def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None = None) -> gym.Env:
     """One environment, with preprocessing if it is an Atari game; `render_mode` as in gymnasium.
 
-    4 frames per step replace the frame skip registered for the id; its sticky actions hold unless `config` sets
+    4 frames per step replace the frame skip registered for the id; its sticky actions are kept unless `config` sets
     them. ValueError for an id that cannot be made here, or whose actions are not discrete.
     """
     if multiprocessing.current_process().name.startswith(f"Worker<{OURS}"):
-        settle_in()
+        prepare_worker()
         cv2.setNumThreads(1)
     if not is_atari(spec):
         return _make_other(spec, render_mode)
@@ -82,7 +82,7 @@ def checked_spec(config: Config) -> EnvSpec:
 
 
 class Spaces(NamedTuple):
-    """What the network has to know of an environment."""
+    """What a network depends on of an environment."""
 
     obs_shape: tuple[int, ...]  # of one observation
     n_actions: int

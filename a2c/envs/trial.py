@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from a2c.config.config import Config
 from a2c.envs.single import checked_spec, is_atari, make_snapshot_env
-from a2c.processes.start import OURS, START_TIMEOUT, end_processes, settle_in, without_main, worker_context
+from a2c.processes.start import OURS, START_TIMEOUT, end_processes, prepare_worker, without_main, worker_context
 
 STEPS = 8  # taken in each restored environment
 READY = -1  # in the first message of the process; later ones have the row of the environment that was tried
@@ -64,7 +64,7 @@ def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
 
 def _restore_and_step(config: Config, spec: EnvSpec, snapshots: Sequence[Any], pipe: Connection) -> None:
     """What the process runs: one environment is restored from each snapshot in turn."""
-    settle_in()
+    prepare_worker()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a corrupted heap makes the C library print
     _leave_no_core()
     env: Any = make_snapshot_env(config, spec, 0)

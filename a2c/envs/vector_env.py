@@ -133,7 +133,7 @@ class MonitoredVectorEnv(VectorWrapper):
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """Around every call of the environments: failures become WorkerError, and are remembered."""
+        """Around every call of the environments: failures become WorkerError and set `broken`."""
         try:
             with self.watchdog or nullcontext():
                 yield

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from a2c.config.config import Config
-from a2c.metrics.files import exact
+from a2c.metrics.files import format_number
 
 SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
 
@@ -58,10 +58,11 @@ class Display:
     def line(self, row: dict[str, float]) -> str:
         """One row as plain text."""
         total = self.config.total_env_steps
+        mean, best = format_score(row["reward_100"]), format_score(row["best_reward_100"])
         return (
-            f"{row['env_steps']:,}/{total:,} steps | {row['episodes']} episodes | mean {score(row['reward_100'])} "
-            f"best {score(row['best_reward_100'])} | {row['speed']:,.0f} steps/s {self._fps(row):,.0f} frames/s | "
-            f"left {clock(self._left(row))} | env {row['share_env']:.0%} act {row['share_act']:.0%} "
+            f"{row['env_steps']:,}/{total:,} steps | {row['episodes']} episodes | mean {mean} best {best} | "
+            f"{row['speed']:,.0f} steps/s {self._fps(row):,.0f} frames/s | "
+            f"left {format_duration(self._left(row))} | env {row['share_env']:.0%} act {row['share_act']:.0%} "
             f"learn {row['share_learn']:.0%}"
         )
 
@@ -79,20 +80,22 @@ class Display:
         table.add_row("environment steps", f"{row['env_steps']:,} ({row['env_steps'] * self.frames_per_step:,} frames)")
         table.add_row("updates", f"{row['updates']:,}")
         table.add_row("episodes", f"{row['episodes']:,}")
-        table.add_row("mean score of the last 100 episodes", score(row["reward_100"]))
-        table.add_row("best mean of 100 episodes", score(row["best_reward_100"]))
-        table.add_row("wall time", clock(row["seconds"]))
+        table.add_row("mean score of the last 100 episodes", format_score(row["reward_100"]))
+        table.add_row("best mean of 100 episodes", format_score(row["best_reward_100"]))
+        table.add_row("wall time", format_duration(row["seconds"]))
         table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
         self.console.print(table)
         self.message(f"run directory {run_dir}")
 
     def _panel(self, row: dict[str, float]) -> Table:
         config, grid = self.config, Table.grid(padding=(0, 2))
-        goal = "" if config.target_score is None else f"   stops at {exact(config.target_score)}"
+        goal = "" if config.target_score is None else f"   stops at {format_number(config.target_score)}"
         shares = [f"{name} {row[key]:.0%}" for name, key in SHARES.items()]
-        left = clock(self._left(row))
+        left = format_duration(self._left(row))
         grid.add_row("steps", f"{row['env_steps']:,} of {config.total_env_steps:,}   left {left}")
-        grid.add_row("score", f"mean {score(row['reward_100'])}   best {score(row['best_reward_100'])}{goal}")
+        grid.add_row(
+            "score", f"mean {format_score(row['reward_100'])}   best {format_score(row['best_reward_100'])}{goal}"
+        )
         grid.add_row("episodes", f"{row['episodes']:,}   updates {row['updates']:,}")
         grid.add_row("speed", f"{row['speed']:,.0f} steps/s   {self._fps(row):,.0f} frames/s")
         grid.add_row("time in", "   ".join(shares))
@@ -109,12 +112,12 @@ class Display:
         return (self.config.total_env_steps - row["env_steps"]) / row["speed"] if row["speed"] else math.nan
 
 
-def score(value: float) -> str:
+def format_score(value: float) -> str:
     """A mean score with one decimal; a dash where it is NaN or infinite."""
     return f"{value:.1f}" if math.isfinite(value) else "-"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """h:mm:ss; a dash where `seconds` is NaN or infinite."""
     if not math.isfinite(seconds):
         return "-"

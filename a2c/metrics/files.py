@@ -66,7 +66,7 @@ def open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def exact(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as text from which `float` reads the same number; whole numbers without a point."""
     whole = float(value).is_integer() and abs(value) < 2**53
     return str(int(value)) if whole else repr(float(value))
@@ -80,7 +80,7 @@ class CsvTable:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_until: int | None = None) -> None:
-        """`keep_until`: append to the file, without its rows after these env_steps; None: start it anew."""
+        """`keep_until`: append to the file, without its rows after these env_steps; None: start a new file."""
         self.path, self.columns = path, tuple(columns)
         self.header = _csv_text([self.columns])
         self.waiting: list[Sequence[object]] = []

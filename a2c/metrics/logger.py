@@ -1,6 +1,6 @@
 """The log files of a run: config.json, metrics.csv, episodes.csv, TensorBoard events.
 
-`METRICS` in `meters.py` lists everything that is logged, with meaning and unit.
+`METRICS` lists everything that is logged, with meaning and unit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
-from a2c.metrics.files import CsvTable, exact, write_atomically
+from a2c.metrics.files import CsvTable, format_number, write_atomically
 from a2c.metrics.meters import EPISODE_COLUMNS
 
 METRICS = {
@@ -23,20 +23,20 @@ METRICS = {
     "seconds": "wall time of training, all sessions of the run together (s)",
     "updates": "optimiser steps (count)",
     "episodes": "finished episodes (count)",
-    "reward": "score of the newest episode (points of the game)",
+    "reward": "score of the last episode (points of the game)",
     "reward_100": "mean score of the last 100 episodes (points of the game)",
     "best_reward_100": "highest reward_100 so far, once 100 episodes are finished (points of the game)",
     "speed": "agent decisions per second since the last row (1/s)",
-    "advantage": "mean of return - value over the newest batch (return)",
-    "values": "mean of the value head over the newest batch (return)",
-    "batch_rewards": "mean bootstrapped return of the newest batch (return)",
-    "loss_entropy": "-entropy_coef * entropy of the newest batch",
-    "loss_policy": "policy gradient term of the newest batch",
-    "loss_value": "mean squared error of the value head over the newest batch (squared return)",
+    "advantage": "mean of return - value over the last batch (return)",
+    "values": "mean of the value head over the last batch (return)",
+    "batch_rewards": "mean bootstrapped return of the last batch (return)",
+    "loss_entropy": "-entropy_coef * entropy of the last batch",
+    "loss_policy": "policy gradient term of the last batch",
+    "loss_value": "mean squared error of the value head over the last batch (squared return)",
     "loss_total": "loss_policy + value_coef * loss_value + loss_entropy",
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
-    "ratio": "mean importance ratio of the newest batch, clipped at 1",
-    "policy_lag": "updates between acting and learning, mean over the newest rollout (count)",
+    "ratio": "mean importance ratio of the last batch, clipped at 1",
+    "policy_lag": "updates between acting and learning, mean over the last rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",
     "grad_max": "largest size of one gradient entry before the clip",
     "grad_var": "variance of the gradient's entries before the clip",
@@ -66,7 +66,7 @@ class RunLogger:
 
     def episodes(self, env_steps: int, seconds: float, episodes: Sequence[Episode]) -> None:
         """Write one row of episodes.csv per finished episode."""
-        self._episodes.add([(env_steps, f"{seconds:.2f}", exact(one.score), one.length) for one in episodes])
+        self._episodes.add([(env_steps, f"{seconds:.2f}", format_number(one.score), one.length) for one in episodes])
 
     def metrics(self, row: dict[str, float]) -> None:
         """Write one row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
@@ -144,4 +144,4 @@ class EventFile:
 def _cell(name: str, value: float | str) -> float | str:
     if not isinstance(value, float):
         return value
-    return exact(value) if name in SCORES else f"{value:.6g}"
+    return format_number(value) if name in SCORES else f"{value:.6g}"

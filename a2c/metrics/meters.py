@@ -36,7 +36,7 @@ class ScoreWindow:
 
     @property
     def last_score(self) -> float:
-        """Score of the newest episode (NaN without any)."""
+        """Score of the last episode (NaN without any)."""
         return self.last[-1] if self.last else math.nan
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from a2c.metrics.files import exact, write_atomically
+from a2c.metrics.files import format_number, write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import moving_mean, read_episodes
 
@@ -35,7 +35,7 @@ def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path |
         steps, moving_mean(episodes["score"]), lw=2, color="tab:blue", label=f"mean of the last {WINDOW} episodes"
     )
     if target is not None:
-        axes.axhline(target, ls="--", lw=1, color="tab:green", label=f"target {exact(target)}")
+        axes.axhline(target, ls="--", lw=1, color="tab:green", label=f"target {format_number(target)}")
     axes.set(xlabel="environment steps (million decisions)", ylabel="score (points of the game)", title=title)
     minutes = axes.secondary_xaxis(-0.16, functions=_steps_to_minutes(steps, episodes["seconds"] / 60))
     minutes.set_xlabel("wall time (minutes)")

@@ -24,7 +24,7 @@ def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
     return means
 
 
-def passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float] | None:
+def first_passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float] | None:
     """env_steps and seconds at the first episode where the mean of `WINDOW` episodes reaches `target`, or None."""
     reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
     if not len(reached):

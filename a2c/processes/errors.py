@@ -27,7 +27,7 @@ def worker_error(error: Exception, who: str = "an environment") -> WorkerError:
 
 
 @contextmanager
-def failing(*unchanged: type[Exception]) -> Iterator[None]:
+def raising_worker_error(*unchanged: type[Exception]) -> Iterator[None]:
     """Raise a WorkerError for whatever an environment raises in this context, but for the types in `unchanged`."""
     kept: tuple[type[Exception], ...] = (WorkerError, *unchanged)
     try:

@@ -15,11 +15,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from a2c.processes.errors import WorkerError, worker_error
-from a2c.processes.start import OURS, START_TIMEOUT, end_processes, settle_in, without_main, worker_context
+from a2c.processes.start import OURS, START_TIMEOUT, end_processes, prepare_worker, without_main, worker_context
 from a2c.processes.watchdog import Watchdog
 
 TICK = 0.5  # seconds that one wait counts at most, so that time in which this process was suspended (Ctrl-Z) does not
-GO_ON = b"+"  # the reply to a worker that waits
+REPLY = b"+"  # to a worker that waits
 DONE = "done"  # the last message of a worker whose work has returned
 
 
@@ -63,7 +63,7 @@ class WorkerPool:
     def receive(self, without: Container[int] = ()) -> list[tuple[int, Any]]:
         """The messages that have come, at most one per worker, with the workers' numbers; waits a tick for the first.
 
-        Workers whose numbers are in `without` are passed over. Raises WorkerError for a worker that died, raised or
+        Workers whose numbers are in `without` are skipped. Raises WorkerError for a worker that died, raised or
         did not respond in time, FloatingPointError where one computed NaN or infinity.
         """
         pipes = {pipe: number for pipe, number in self.pipes.items() if number not in without}
@@ -99,13 +99,13 @@ class WorkerPool:
             first |= self.receive(without=first)
         return list(first.values())
 
-    def let_go_on(self, numbers: Container[int]) -> None:
+    def reply(self, numbers: Container[int]) -> None:
         """Reply to the workers in `numbers`, which wait in `pipe.recv_bytes()` after a message."""
         for pipe, number in self.pipes.items():
             if number in numbers:
                 self.waited[number] = 0.0  # until now it could not send anything
                 with suppress(OSError):  # it has died: `receive` will raise
-                    pipe.send_bytes(GO_ON)
+                    pipe.send_bytes(REPLY)
 
     @property
     def at_work(self) -> bool:
@@ -123,7 +123,7 @@ class WorkerPool:
 
 def _run(work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
     """What a worker process runs."""
-    settle_in()
+    prepare_worker()
     try:
         work(*arguments, pipe)
         pipe.send(DONE)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-CALM = 2.0  # seconds after a KeyboardInterrupt in which another SIGINT raises none: the run is closing
+CALM = 2.0  # seconds after a KeyboardInterrupt in which another SIGINT raises no other: the run is closing
 
 
 class StopRequest:

@@ -84,7 +84,7 @@ def is_ours(process: BaseProcess) -> bool:
     return OURS in process.name
 
 
-def settle_in() -> None:
+def prepare_worker() -> None:
     """The first call in a new worker: ignore the signals that the parent handles, and end when the parent has ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -24,7 +24,7 @@ from a2c.processes.errors import WorkerError
 
 FORMAT = 5
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
-LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the newest checkpoint and the one before it
+LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the last checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
 # What the pickle of a checkpoint may name. Torch allows more, such as a bytearray, which can take any amount of memory.
 NAMES = re.compile(
@@ -67,7 +67,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises CheckpointError for a file that is missing, damaged, not of a2c or of another format.
     """
     if not path.is_file():
-        raise CheckpointError(f"checkpoint must be a file, got {path}; is this the directory of a run?")
+        raise CheckpointError(f"checkpoint must be a file, got {path}; is this a run directory?")
     try:
         _check_archive(path)
         # Mapped, no storage can reach beyond the file, whatever size the pickle gives it.
@@ -86,7 +86,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         if not isinstance(state[name], dict):  # a tensor would take the names of its entries for an index, and warn
             kind = type(state[name]).__name__
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, not a dictionary but {kind}{_advice(path)}")
-    with loading(path):
+    with raising_checkpoint_error(path):
         loaded: dict[str, Any] = to_arrays(state)
     return loaded
 
@@ -98,7 +98,7 @@ def _check_format(state: Any, path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no format{_advice(path)}")
     if number != FORMAT:
         writer = " ".join(str(state.get("version", FIRST_VERSION)).split())[:40]
-        advice = "update a2c" if number > FORMAT else f"install a2c {writer} to go on with this run, or start a new one"
+        advice = "update a2c" if number > FORMAT else f"install a2c {writer} to continue this run, or start a new one"
         raise CheckpointError(
             f"checkpoint {path} was written by a2c {writer} in format {number}, a2c {__version__} reads format "
             f"{FORMAT}: {advice}"
@@ -197,14 +197,14 @@ def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Pa
 def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
     """`load_checkpoint` to resume a run; CheckpointError where env, algorithm, optimizer or network differ."""
     state = load_checkpoint(path)
-    with loading(path):
+    with raising_checkpoint_error(path):
         check_belongs(state, config, path)
         make_checked(state, config, spaces, path)
     return state
 
 
 @contextmanager
-def loading(path: Path) -> Iterator[None]:
+def raising_checkpoint_error(path: Path) -> Iterator[None]:
     """Turn what wrong content of a checkpoint raises inside into a CheckpointError."""
     try:
         yield
@@ -219,7 +219,7 @@ def _advice(path: Path) -> str:
     previous = path.with_name(PREVIOUS)
     if path == previous or not previous.exists():
         return ""
-    return f"; rename {previous} to {path.name} to go on from the one before"
+    return f"; rename {previous} to {path.name} to continue from the one before"
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:

@@ -40,17 +40,17 @@ class RunOutputs:
         self.logger: RunLogger  # from `open` on
         self.is_open = False
         self.env_steps = 0  # that have been logged
-        self.row: dict[str, float] = {}  # the newest row of metrics
+        self.row: dict[str, float] = {}  # the last row of metrics
         self.messages: set[str] = set()
         self.retry_at = 0.0  # when a disk that has refused is tried again
 
-    def open(self, resumed: Config | None = None, env_steps: int = 0, episodes_go_on: bool = False) -> None:
+    def open(self, resumed: Config | None = None, env_steps: int = 0, episodes_continue: bool = False) -> None:
         """Open files and display. A run that is `resumed` (its config until now) drops the rows after `env_steps`."""
         self.logger = RunLogger(self.run_dir, self.config, env_steps if resumed else None)
         self.is_open, self.env_steps = True, env_steps
         self.display.start()
         if resumed:
-            episodes = "its episodes go on" if episodes_go_on else "every environment starts a new episode"
+            episodes = "its episodes continue" if episodes_continue else "every environment starts a new episode"
             self.message(f"resumed at {env_steps:,} env_steps; {episodes}")
             self._note_changes(resumed, env_steps)
 
@@ -120,7 +120,7 @@ class RunOutputs:
         self.timer.begin_row(env_steps)
         self.env_steps, self.row = env_steps, {}
 
-    def report(self, reason: str, learner_metrics: MetricsFunction) -> None:
+    def finish(self, reason: str, learner_metrics: MetricsFunction) -> None:
         """Close the files, draw the learning curve, show the summary of a run that ended because of `reason`."""
         self.close()
         title = f"{self.config.env}, seed {self.config.seed}"
@@ -142,6 +142,6 @@ class RunOutputs:
             write()
         except OSError as error:
             reason = error.strerror or error
-            self.message(f"cannot write to {self.run_dir}: {reason}; the run goes on and tries again", once=True)
+            self.message(f"cannot write to {self.run_dir}: {reason}; the run continues and tries again", once=True)
             return False
         return True

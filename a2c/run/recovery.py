@@ -1,4 +1,4 @@
-"""Recovery from failing workers: back to the state in memory, and all workers anew."""
+"""Recovery from failing workers: go back to the state in memory and start new workers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Recovery:
         self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the furthest failure
 
     def restart(self, error: WorkerError) -> None:
-        """Go back to the state in memory and start the workers anew, as a resumed run does.
+        """Go back to the state in memory and start new workers, as a resumed run does.
 
         Starts none where the run has been asked to stop: what stops it may have killed its workers too.
-        Raises WorkerError, with the state saved, where that was in vain too often.
+        Raises WorkerError, with the state saved, after too many attempts without progress.
         """
         while True:
             self._go_back()
@@ -36,13 +36,13 @@ class Recovery:
                     self.state.save_last(self.outputs)
                 raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
             try:
-                go_on = self.state.restart()
+                continued = self.state.restart()
                 break
             except (WorkerError, ValueError) as again:
                 error = again if isinstance(again, WorkerError) else WorkerError(str(again))
-        episodes = "the same episodes go on" if go_on else "every environment starts a new episode"
+        episodes = "the same episodes continue" if continued else "every environment starts a new episode"
         attempt = f"(try {self.restarts} of {self.config.max_worker_restarts})"
-        self.outputs.message(f"{error}: started again at {self.state.env_steps:,} env_steps, {episodes} {attempt}")
+        self.outputs.message(f"{error}: restarted at {self.state.env_steps:,} env_steps, {episodes} {attempt}")
 
     def _go_back(self) -> None:
         env_steps = self.state.env_steps

@@ -34,7 +34,7 @@ def run_directory(config: Config) -> Path:
     except (OSError, ValueError) as error:  # a name that is too long, a null byte, no permission
         raise ValueError(f"run_dir must be a directory that can be used, got {str(run_dir)!r}: {error}") from error
     if lost:
-        why = "holds no checkpoint, so no run can go on there; remove it if its rows are not needed"
+        why = "holds no checkpoint, so no run can continue there; remove it if its rows are not needed"
         raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
     if taken:
         raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} resumes a run")

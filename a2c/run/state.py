@@ -1,4 +1,4 @@
-"""The state from which a run can go on: a copy in memory for failing workers, and the checkpoints on disk."""
+"""The state from which a run can continue: a copy in memory for failing workers, and the checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from a2c.envs.single import Spaces
 from a2c.envs.trial import restores_exactly
 from a2c.learner import Learner, check_finite
 from a2c.metrics.meters import ScoreWindow, StageTimer
-from a2c.run.checkpoint import LATEST, loading
+from a2c.run.checkpoint import LATEST, raising_checkpoint_error
 from a2c.run.outputs import RunOutputs
 
 BEST = "best.pt"
@@ -36,7 +36,7 @@ class RunState:
     ) -> None:
         self.config, self.spaces, self.learner, self.algorithm = config, spaces, learner, algorithm
         self.scores, self.timer = scores, timer
-        self.in_memory: dict[str, Any] = {}  # the newest copy, with the keys of a checkpoint
+        self.in_memory: dict[str, Any] = {}  # the last copy, with the keys of a checkpoint
         self.path: Path | None = None  # of the checkpoint that was loaded
         self.seconds_before = 0.0  # wall time of earlier sessions
         self.saved_best = -math.inf  # mean score of the policy in best.pt
@@ -50,38 +50,38 @@ class RunState:
         return self.learner.env_steps
 
     def load(self, path: Path, checkpoint: dict[str, Any]) -> None:
-        """Go on from the `checkpoint` at `path`; its running episodes are restored by `start`.
+        """Continue from the `checkpoint` at `path`; its running episodes are restored by `start`.
 
         CheckpointError where its content is damaged.
         """
         self.path, self.in_memory = path, checkpoint
-        with loading(path):
+        with raising_checkpoint_error(path):
             self.restore()
             self.saved_at = self.env_steps
             self.saved_best, self.seconds_before = float(checkpoint["saved_best"]), float(checkpoint["seconds"])
 
     def start(self) -> bool:
-        """Start the algorithm and the clock; True where the running episodes of a loaded checkpoint go on.
+        """Start the algorithm and the clock; True where the running episodes of a loaded checkpoint continue.
 
         CheckpointError where these episodes are damaged.
         """
-        go_on = False
+        continued = False
         if self.path is None:
             self.algorithm.start(new_run=True)
         else:
             episodes = self.in_memory["algorithm"]
-            with loading(self.path):
+            with raising_checkpoint_error(self.path):
                 if self.config.algorithm == "a2c" and not restores_exactly(self.config, episodes["envs"]):
                     episodes["envs"] = [None for _ in episodes["envs"]]
             self.algorithm.start(new_run=False)
-            with loading(self.path):
-                go_on = self.algorithm.load_state_dict(episodes)
+            with raising_checkpoint_error(self.path):
+                continued = self.algorithm.load_state_dict(episodes)
         self.timer.start(self.seconds_before, self.env_steps)
         self.capture()
-        return go_on
+        return continued
 
     def restart(self) -> bool:
-        """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it go on."""
+        """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it continue."""
         self.algorithm.start(new_run=False)
         return self.algorithm.load_state_dict(copy.deepcopy(self.in_memory["algorithm"]))
 

@@ -56,7 +56,7 @@ class Trainer:
             if checkpoint:
                 self.state.load(self.run_dir / LATEST, checkpoint)
             refused.pop_all()
-        self.started = self.episodes_go_on = False
+        self.started = self.episodes_continue = False
 
     def run(self) -> int:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
@@ -72,7 +72,7 @@ class Trainer:
                 return 0
             try:
                 self.start()
-                self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_go_on)
+                self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_continue)
                 if self.wants_gpu and self.compute.device.type != "cuda":
                     self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
                 self._train()
@@ -85,7 +85,7 @@ class Trainer:
                 raise
             self.compute.close()
             self.algorithm.close()
-            self.outputs.report(self.stop_reason(), self.learner.metrics)
+            self.outputs.finish(self.stop_reason(), self.learner.metrics)
         return 128 + self.stop.number if self.stop else 0
 
     def _train(self) -> None:
@@ -100,10 +100,10 @@ class Trainer:
                 stats = self.algorithm.training_step()  # collect a rollout [T, N], learn it
                 self.outputs.log(stats, self.learner.metrics)  # rows, when due
             except WorkerError as error:
-                self.recovery.restart(error)  # back to the last state, workers anew
+                self.recovery.restart(error)  # back to the last state, new workers
 
     def stop_reason(self) -> str:
-        """Why the run is over; an empty string while it is not."""
+        """Why the run ends; an empty string while it continues."""
         return stop_reason(self.config, self.learner.env_steps, self.scores, self.stop)
 
     def claim(self) -> None:
@@ -115,7 +115,7 @@ class Trainer:
         if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
-        self.episodes_go_on = self.state.start()
+        self.episodes_continue = self.state.start()
 
     def close(self) -> None:
         """End threads, environments, outputs and lock, each whatever happens to the others."""

@@ -22,7 +22,7 @@ from a2c.envs.single import probe_spaces
 from a2c.metrics.files import read_small, read_table, write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.plots import picture
-from a2c.metrics.results import best_mean, moving_mean, passage, read_episodes
+from a2c.metrics.results import best_mean, first_passage, moving_mean, read_episodes
 from a2c.processes.signals import StopRequest, stop_on_signals
 
 COLOURS = {"a2c": "tab:blue", "a3c": "tab:orange", "ga3c": "tab:green"}
@@ -107,7 +107,7 @@ def summarise(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> lis
             config, policy_lags = _config(run_dir), read_table(run_dir / "metrics.csv", ("policy_lag",))["policy_lag"]
             episodes, last = _finite(read_episodes(run_dir)), _last_row(run_dir / "metrics.csv")
             best = best_mean(episodes)
-            reached = None if config.target_score is None else passage(episodes, config.target_score)
+            reached = None if config.target_score is None else first_passage(episodes, config.target_score)
             seconds, policy_lags = last["seconds"], policy_lags[np.isfinite(policy_lags)]
             rows.append(
                 {

@@ -24,12 +24,13 @@ def evaluate(
     seed: int = 10_000,
     cuda: bool = False,
 ) -> np.ndarray:
-    """True scores `[episodes]` of whole episodes that the run's frozen policy plays.
+    """Scores `[episodes]` (float64, points) of whole episodes played by the run's frozen policy.
 
     Every environment plays a fixed number of episodes, so that short ones are not favoured.
     Actions are sampled from the policy, as in training, or the most likely ones (`greedy`).
-    A lost life ends nothing, rewards are not clipped. Raises what `load_policy` raises, ValueError for bad arguments,
-    WorkerError for an environment that fails, FloatingPointError where the policy does.
+    A lost life does not end an episode, rewards are not clipped. Raises what `load_policy` raises, ValueError for
+    bad arguments, WorkerError for an environment that fails, FloatingPointError where the policy's outputs are NaN or
+    infinite.
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")

@@ -12,8 +12,8 @@ from torch import nn
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import probe_spaces
-from a2c.processes.errors import failing
-from a2c.run.checkpoint import CheckpointError, load_checkpoint, loading, make_checked
+from a2c.processes.errors import raising_worker_error
+from a2c.run.checkpoint import CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
 
 
 def load_policy(
@@ -35,9 +35,9 @@ def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict[str, A
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    with failing(ValueError):
+    with raising_worker_error(ValueError):
         spaces = probe_spaces(config)
-    with loading(path):
+    with raising_checkpoint_error(path):
         net = make_checked(state, config, spaces, path)
         net.load_state_dict(state["network"], assign=True)
     return config, net.eval(), state

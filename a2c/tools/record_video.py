@@ -23,7 +23,7 @@ from a2c.envs.make import run_seeds
 from a2c.envs.single import checked_spec, is_atari, make_env
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.metrics.files import write_atomically
-from a2c.processes.errors import failing
+from a2c.processes.errors import raising_worker_error
 from a2c.tools.load import load_policy
 
 EMULATOR_FPS = 60
@@ -51,7 +51,8 @@ def record_video(
 
     `out` ends in `.mp4` or `.gif`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or an environment that cannot be rendered, OSError where the video cannot be written,
-    WorkerError for an environment that fails, FloatingPointError where the policy does, and what `load_policy` raises.
+    WorkerError for an environment that fails, FloatingPointError where the policy's outputs are NaN or
+    infinite, and what `load_policy` raises.
     """
     out = Path(out)
     if out.suffix not in WRITERS:
@@ -64,7 +65,7 @@ def record_video(
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
-        with failing(ValueError):
+        with raising_worker_error(ValueError):
             env = RenderedEpisode(make_env(config, spec, env_seed, render_mode="rgb_array"))
         closing.callback(env.close)
         env.check(env_seed)
@@ -107,10 +108,10 @@ class RenderedEpisode(gym.Wrapper):
     def check(self, seed: int) -> None:
         """ValueError where the environment cannot be rendered here, WorkerError where it fails."""
         name, modes = self.env.spec and self.env.spec.id, self.env.metadata.get("render_modes")
-        with failing():
+        with raising_worker_error():
             self.env.reset(seed=seed)
         try:
-            with failing(gym.error.Error, NotImplementedError):
+            with raising_worker_error(gym.error.Error, NotImplementedError):
                 picture = self.env.render()
         except (gym.error.Error, NotImplementedError) as error:
             raise ValueError(f"env must be one that can be rendered here, got {name}: {error}") from error

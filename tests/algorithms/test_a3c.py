@@ -53,7 +53,7 @@ def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
 
 
 @pytest.mark.parametrize("flags", ONE.values(), ids=ONE.keys())
-def test_one_worker_equals_the_synchronous_run_with_one_thread_bit_for_bit(flags, tmp_path):
+def test_a3c_with_one_worker_equals_a2c_with_one_thread_bit_for_bit(flags, tmp_path):
     alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one whatever is said
     together = run(tmp_path / "a2c", [*flags, "--threads", "1"], "a2c")
     assert alone["updates"] == together["updates"] > 1
@@ -62,22 +62,22 @@ def test_one_worker_equals_the_synchronous_run_with_one_thread_bit_for_bit(flags
     assert same(alone["optimizer"]["state"], together["optimizer"]["state"])
 
 
-def test_many_workers_count_every_decision_and_end_together(tmp_path):
+def test_a3c_counts_every_decision_of_many_workers_which_end_together(tmp_path):
     state = run(tmp_path / "run", [*CARTPOLE, "--num-envs", "7", "--total-env-steps", "5000"], workers=3)
     # Whoever is in a rollout when the count is reached finishes it: 32 steps of 3 + 2 environments at most.
     assert 5000 <= state["env_steps"] < 5000 + 32 * 7
-    played = sum(int(row["length"]) for row in lived(tmp_path / "run"))
+    played = sum(int(row["length"]) for row in episode_rows(tmp_path / "run"))
     assert state["env_steps"] - 7 * 500 <= played <= state["env_steps"]
     assert state["updates"] > 100 and state["metrics"]["policy_lag"] >= 0
     assert state["optimizer"]["state"][0]["step"] == pytest.approx(state["updates"], rel=0.02)  # races lose a few
 
 
-def lived(run_dir):
+def episode_rows(run_dir):
     with open(run_dir / "episodes.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def test_workers_differ_in_games_and_in_chance():
+def test_make_tasks_gives_workers_different_seeds():
     config = resolve(Config.from_preset("cartpole"), (4,))
     parts = make_tasks(replace(config, algorithm="a3c", workers=3), 0)
     assert [len(part.seeds) for part in parts] == [6, 6, 4]  # three, three and two of the eight batches
@@ -88,7 +88,7 @@ def test_workers_differ_in_games_and_in_chance():
 
 
 @pytest.mark.parametrize(("num_envs", "batches"), [(16, 8), (50, 5), (16, 1), (3, 3), (11, 8), (10, 4), (7, 3)])
-def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
+def test_make_tasks_gives_a3c_workers_the_batches_of_a2c(num_envs, batches):
     def sizes(config):
         rollout = Rollout.empty(1, torch.zeros(config.num_envs, 4))
         return [part.actions.shape[1] for part in rollout.split(config.num_minibatches)]
@@ -105,7 +105,7 @@ def test_workers_learn_the_batches_of_the_synchronous_run(num_envs, batches):
     ("name", "cores", "workers"),
     [("a3c", 2, 0), ("a3c", 64, 0), ("a3c", 2, 1), ("a3c", 2, 2), ("a3c", 2, 5), ("ga3c", 1, 0), ("ga3c", 64, 0)],
 )
-def test_a_batch_is_the_same_on_every_machine(name, cores, workers, monkeypatch):
+def test_make_tasks_gives_the_same_batches_on_every_machine(name, cores, workers, monkeypatch):
     monkeypatch.setattr("a2c.algorithms.worker_tasks.available_cores", lambda: cores)
     flags = [*CARTPOLE, "--algorithm", name, "--workers", str(workers), "--total-env-steps", "2000"]
     config = resolve(parse_config([*flags, "--num-envs", "10", "--num-minibatches", "5"]), (4,))
@@ -121,14 +121,14 @@ def test_a_batch_is_the_same_on_every_machine(name, cores, workers, monkeypatch)
         assert learner.env_steps / learner.updates == 2 * 32  # decisions: two environments, a window of 32
 
 
-def test_more_workers_than_batches_are_refused(capsys):
+def test_config_refuses_more_a3c_workers_than_batches(capsys):
     assert cli.train([*CARTPOLE, "--algorithm", "a3c", "--workers", "5"]) == 2
     err = capsys.readouterr().err
     assert "workers must be at most num_minibatches (4) for algorithm a3c" in err and "got 5" in err
     assert "raise num_minibatches or num_envs" in err and err.count("\n") == 1
 
 
-def test_gradients_are_copied_and_never_added_up():
+def test_run_worker_copies_gradients_and_never_accumulates_them():
     # The classic line `shared._grad = local.grad` makes them one tensor; since torch 2.0 `zero_grad` drops the
     # local one, so every later gradient is added to those before.
     config = resolve(Config.from_preset("cartpole"), (4,))
@@ -176,7 +176,7 @@ def test_the_classic_line_accumulates():
         pytest.param("ga3c", signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
-def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, sign, tmp_path, capsys):
+def test_recovery_replaces_a_worker_that_dies_or_hangs(algorithm, sign, tmp_path, capsys):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--env-timeout", "2"]
     config = parse_config([*flags, "--total-env-steps", "1000000", "--run-dir", str(tmp_path / "run")])
     whole = Trainer(config)
@@ -199,12 +199,12 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(algorithm, 
     assert said in out and "every environment starts a new episode (try 1 of 3)" in out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] > 6000 and all(p.isfinite().all() for p in state["network"].values())
-    steps = [int(row["env_steps"]) for row in lived(tmp_path / "run")]
+    steps = [int(row["env_steps"]) for row in episode_rows(tmp_path / "run")]
     assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(algorithm, tmp_path, capsys):
+def test_trainer_ends_with_the_traceback_of_an_environment_that_always_raises(algorithm, tmp_path, capsys):
     (tmp_path / "order").write_text("raise")
     name = f"Troubled{algorithm}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
@@ -216,7 +216,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(algor
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, tmp_path, capsys):
+def test_trainer_ends_at_nan_and_keeps_the_checkpoint(algorithm, tmp_path, capsys):
     (tmp_path / "order").write_text("nan once")
     name = f"Nan{algorithm}-v0"
     gym.register(name, entry_point="troubled:TroubledEnv", kwargs={"file": str(tmp_path / "order")})
@@ -228,7 +228,7 @@ def test_numbers_that_are_none_end_the_run_and_spare_the_checkpoint(algorithm, t
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
+def test_trainer_is_interrupted_and_resumed_and_leaves_no_process(algorithm, tmp_path, capsys):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "6000"]
     whole = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
     training_step = whole.algorithm.training_step
@@ -255,7 +255,7 @@ def test_a_run_is_interrupted_resumed_and_leaves_no_process(algorithm, tmp_path,
     assert again["env_steps"] >= 6000 and again["updates"] > state["updates"]
 
 
-def test_settling_takes_in_what_is_under_way():
+def test_drain_returns_the_rollouts_that_had_begun():
     config = resolve(parse_config([*CARTPOLE, "--algorithm", "a3c", "--workers", "2"]), (4,))
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 2), compute)
@@ -268,14 +268,14 @@ def test_settling_takes_in_what_is_under_way():
         algorithm.close()
 
 
-def test_a3c_stays_in_main_memory_and_says_so(tmp_path, capsys):
+def test_a3c_with_cuda_prints_that_it_uses_the_cpu(tmp_path, capsys):
     state = run(tmp_path / "run", [*CARTPOLE, "--cuda", "--total-env-steps", "256"])
     assert "--cuda: workers of a3c share parameters in main memory, so this run uses the CPU" in capsys.readouterr().out
     assert all(value.device.type == "cpu" for value in state["network"].values())
     assert len(evaluate(tmp_path / "run", 1, cuda=True)) == 1
 
 
-def test_what_is_no_number_is_not_saved_whoever_wrote_it(tmp_path):
+def test_capture_raises_for_parameters_that_another_process_made_nan(tmp_path):
     whole = Trainer(parse_config([*CARTPOLE, "--algorithm", "a3c", "--run-dir", str(tmp_path / "run")]))
     training_step = whole.algorithm.training_step
 
@@ -310,7 +310,7 @@ def seen_by(part, frames):
 
 
 @pytest.mark.parametrize("network", ["small", "lstm"])
-def test_the_statistics_are_those_of_all_frames_of_all_workers(network, tmp_path):
+def test_sync_merges_the_statistics_of_all_workers(network, tmp_path):
     gym.register(f"Flicker{network}-v0", entry_point="troubled:Flicker")
     flags = ["--env", f"Flicker{network}-v0", "--num-envs", "5", "--num-minibatches", "3", "--rollout-steps", "5"]
     flags = [*flags, "--backend", "sync", "--network", network, "--lstm-units", "8", "--total-env-steps", "500"]
@@ -335,14 +335,14 @@ def test_the_statistics_are_those_of_all_frames_of_all_workers(network, tmp_path
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_environments_that_only_the_caller_knows_are_played(algorithm, tmp_path):
+def test_make_tasks_sends_environments_that_only_the_caller_registered(algorithm, tmp_path):
     gym.register(f"Local{algorithm}-v0", entry_point=lambda: gym.make("CartPole-v1"))
     flags = [*CARTPOLE, "--env", f"Local{algorithm}-v0", "--total-env-steps", "500"]
     assert run(tmp_path / "run", flags, algorithm, workers=2)["env_steps"] >= 500
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_cartpole_is_learned(algorithm, tmp_path):
+def test_train_command_solves_cartpole_with_a3c_and_ga3c(algorithm, tmp_path):
     flags = ["--preset", "cartpole", "--target-score", "195", "--no-progress"]
     state = run(tmp_path / "run", flags, algorithm, workers=2)
     assert state["scores"]["reached"] >= 195 and state["env_steps"] < 200_000
@@ -350,7 +350,7 @@ def test_cartpole_is_learned(algorithm, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
-def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
+def test_trainer_that_is_killed_leaves_no_worker_of_a3c_and_ga3c(algorithm, tmp_path):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -364,18 +364,18 @@ def test_no_worker_outlives_a_trainer_that_is_killed(algorithm, tmp_path):
 
 
 @pytest.mark.parametrize(("algorithm", "sign"), [("a3c", signal.SIGINT), ("ga3c", signal.SIGTERM)])
-def test_a_signal_to_the_whole_group_stops_a_run_in_order(algorithm, sign, tmp_path):
+def test_trainer_stops_in_order_at_a_signal_to_the_whole_group(algorithm, sign, tmp_path):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     wait_for(lambda: has_rows(tmp_path / "run" / "metrics.csv"), 60)
     os.killpg(trainer.pid, sign)
     out, _ = trainer.communicate(timeout=60)
-    assert trainer.returncode == 128 + sign and b"Traceback" not in out and b"started again" not in out
+    assert trainer.returncode == 128 + sign and b"Traceback" not in out and b"restarted" not in out
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] > 0
 
 
-def test_another_algorithm_cannot_take_over_a_run(tmp_path, capsys):
+def test_train_command_refuses_to_resume_with_another_algorithm(tmp_path, capsys):
     run(tmp_path / "run", [*CARTPOLE, "--total-env-steps", "256"])
     assert cli.train(["--resume", str(tmp_path / "run"), "--algorithm", "a2c"]) == 2
     assert "is of algorithm a3c, got a2c" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def rnn_state_size(net):
     return getattr(net, "rnn_state_size", 0)
 
 
-def test_an_answer_through_the_wire_equals_the_networks_own(setting):
+def test_remote_network_returns_the_outputs_of_the_network(setting):
     _, spaces, learner, compute = setting
     all_buffers, remotes = {}, []
     for rows in (3, 1, 2):
@@ -82,7 +82,7 @@ def test_an_answer_through_the_wire_equals_the_networks_own(setting):
     assert [remote.versions for remote in remotes] == [[0, 5]] * 3
 
 
-def test_trouble_of_the_predictor_reaches_the_trainer(setting):
+def test_predictor_failure_is_raised_by_check(setting):
     _, spaces, learner, compute = setting
     here, there = Pipe()
     with closing(Predictor(learner, {here: make_buffers(1, spaces, 0)}, compute)) as predictor:
@@ -93,7 +93,7 @@ def test_trouble_of_the_predictor_reaches_the_trainer(setting):
             predictor.check()
 
 
-def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
+def test_recovery_restarts_a_predictor_that_fails(tmp_path, capsys):
     whole = Trainer(
         parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "6000", "--run-dir", str(tmp_path / "run")])
     )
@@ -111,17 +111,17 @@ def test_a_run_whose_predictor_fails_starts_it_again(tmp_path, capsys):
 
     whole.algorithm.training_step = advance_and_break
     assert whole.run() == 0 and broken
-    assert "the predictor failed: RuntimeError: CUDA out of memory: started again at" in capsys.readouterr().out
+    assert "the predictor failed: RuntimeError: CUDA out of memory: restarted at" in capsys.readouterr().out
 
 
-def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
+def test_actor_collects_as_a_collector_with_the_network_would(setting):
     # Nothing is learned here, so the lag does not matter and the experience must be the same, bit for bit.
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, minibatches: taken.append(copy.deepcopy(rollout))
-    algorithm.columns = 2  # a rollout of one player
+    algorithm.envs_per_batch = 2  # a rollout of one player
     algorithm.start(new_run=True)
     expected = []
     for part in make_tasks(config, 0):
@@ -146,7 +146,7 @@ def test_a_player_plays_as_a_collector_with_the_network_at_hand_would(setting):
                 torch.testing.assert_close(getattr(mine, name), getattr(own, name))
 
 
-def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_too(tmp_path):
+def test_ga3c_learns_every_decision_once_with_its_reward(tmp_path):
     whole = Trainer(
         parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "5000", "--run-dir", str(tmp_path / "run")])
     )
@@ -170,7 +170,7 @@ def test_every_decision_is_learned_once_with_its_reward_the_last_of_an_episode_t
     assert sum(first not in chains for first in begun) == 4  # the very first window of each environment
 
 
-def test_the_lag_is_measured_as_it_was(setting):
+def test_policy_lag_is_the_number_of_updates_between_acting_and_learning(setting):
     config, spaces, learner, compute = setting
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
@@ -191,7 +191,7 @@ def test_the_lag_is_measured_as_it_was(setting):
     assert learner.metrics()["policy_lag"] == learner.policy_lag
 
 
-def test_players_do_not_run_ahead_of_a_slow_learner(setting):
+def test_actors_wait_for_a_slow_learner(setting):
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     algorithm = GA3C(config, spaces, learner, compute)
@@ -211,7 +211,7 @@ def test_players_do_not_run_ahead_of_a_slow_learner(setting):
     assert statistics.median(policy_lags) <= 4
 
 
-def test_lagging_samples_are_weighted(setting):
+def test_learn_weights_samples_with_policy_lag(setting):
     learner = setting[2]
     rollout = Rollout.empty(4, torch.zeros(2, 4), rnn_state_size(learner.net))
     rollout.log_probs.fill_(5.0)  # so that a weight of exp(log pi - 5) is far below 1
@@ -221,7 +221,7 @@ def test_lagging_samples_are_weighted(setting):
     assert learner.metrics()["ratio"] < 0.02 and learner.policy_lag == 1.0
 
 
-def test_the_guard_is_on_for_ga3c_alone():
+def test_resolve_sets_log_eps_for_ga3c_alone():
     assert resolve(parse_config(FLAGS), (4,)).log_eps == 1e-6
     assert resolve(parse_config(["--preset", "cartpole"]), (4,)).log_eps == 0.0
     assert resolve(parse_config([*FLAGS, "--log-eps", "0"]), (4,)).log_eps == 0.0

@@ -22,7 +22,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def test_every_stage_counts_its_decisions(benchmarks, tmp_path):
+def test_throughput_counts_the_decisions_of_every_stage(benchmarks, tmp_path):
     from throughput import SINGLE, make_stages
 
     config = Config(
@@ -75,7 +75,7 @@ def test_throughput_writes_what_follows_from_its_windows(tmp_path, precision="bf
 
 
 @pytest.mark.slow
-def test_a_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"):
+def test_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"):
     spec = {"kind": "ours", "args": [*TINY, "--precision", precision, "--run-dir", str(tmp_path / "run")]}
     order = json.dumps({"seconds": 0.05, "threads": 0}) + "\n"
     command = [sys.executable, str(BENCHMARKS / "contender.py"), json.dumps(spec)]
@@ -86,7 +86,7 @@ def test_a_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"
         assert window["steps"] > 0 and window["steps"] % (4 * 20) == 0 and window["seconds"] >= 0.05
 
 
-def test_the_figures_of_the_comparison_follow_from_its_windows(benchmarks, capsys):
+def test_compare_sb3_writes_what_follows_from_its_windows(benchmarks, capsys):
     from compare_sb3 import Options, compare
 
     options = Options(ours="sync", sb3_envs="", seconds=0.05, rounds=2)

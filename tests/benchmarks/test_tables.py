@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from a2c.metrics.results import best_mean, passage, read_episodes
+from a2c.metrics.results import best_mean, first_passage, read_episodes
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tables.py"
 spec = importlib.util.spec_from_file_location("tables", SCRIPT)
@@ -38,16 +38,16 @@ def test_readme_holds_what_the_script_writes():
     assert done.returncode == 0, f"run python benchmarks/tables.py\n{done.stderr}"
 
 
-def test_passage_is_the_first_episode_at_which_a_full_window_reaches_the_target(tmp_path):
+def test_first_passage_is_the_first_episode_at_which_a_full_window_reaches_the_target(tmp_path):
     write_run(tmp_path / "a", [20.0] * 50 + [10.0] * 50 + [20.0] * 60)  # 50 of 100 at 20 until the lows leave
     episodes = read_episodes(tmp_path / "a")
-    assert passage(episodes, 15.0) == (100_000, 1000.0)
-    assert passage(episodes, 16.0) == (160_000, 1600.0)
-    assert passage(episodes, 16.1) is None
+    assert first_passage(episodes, 15.0) == (100_000, 1000.0)
+    assert first_passage(episodes, 16.0) == (160_000, 1600.0)
+    assert first_passage(episodes, 16.1) is None
     assert best_mean(episodes) == 16.0
 
 
-def test_a_run_that_missed_its_target_is_a_row(tmp_path):
+def test_pong_table_has_a_row_for_a_run_that_missed_its_target(tmp_path):
     write_run(tmp_path / "a2c-0", [19.0] * 100)
     write_run(tmp_path / "a2c-1", [16.0] * 100, lag="lag")  # as version 0.1.0 called the column
     (tmp_path / "about.json").write_text(json.dumps(ABOUT))
@@ -57,7 +57,7 @@ def test_a_run_that_missed_its_target_is_a_row(tmp_path):
     assert "| `a2c` | 1 | 100,000 | never (best 16.0 in 100,000) | - | 100 | 1.5 |" in text
 
 
-def test_every_seed_counts_in_the_table_of_cartpole(tmp_path):
+def test_cartpole_table_counts_every_seed(tmp_path):
     rows = [("a2c", s, 1, 100 + s) for s in range(9)] + [("a2c", 9, 0, 500)]
     with open(tmp_path / "runs.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -76,17 +76,17 @@ def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
     assert tables.interval_of_median(np.array([np.inf, np.inf])) == (np.inf, np.inf)
 
 
-def test_a_table_of_two_commits_is_refused():
+def test_tables_of_two_commits_are_refused():
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
 
 
-def test_a_missing_marker_is_refused():
+def test_tables_refuse_a_missing_marker():
     with pytest.raises(ValueError, match="markers"):
         tables.fill("no table here")
 
 
-def test_the_learning_curve_is_drawn_from_every_run_of_the_group(tmp_path):
+def test_learning_curve_is_drawn_from_every_run_of_the_group(tmp_path):
     write_run(tmp_path / "group" / "a2c-0", [19.0] * 10)
     write_run(tmp_path / "group" / "a2c-1", [16.0] * 10)
     tables.draw_curves(tmp_path / "group", tmp_path / "curve.png")

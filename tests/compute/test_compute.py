@@ -44,7 +44,7 @@ evaluate({run!r}, episodes=2)
 """,
     "record": """
 from a2c.tools.record_video import record_video
-record_video({run!r}, {run!r} + "/game.gif")
+record_video({run!r}, {run!r} + "/episode.gif")
 """,
 }
 
@@ -70,18 +70,18 @@ def spent(parts, run_dir):
 
 
 @pytest.mark.skipif(torch.get_num_threads() == 1, reason="one core: nothing could spin")
-def test_training_keeps_no_other_threads_busy(trained, tmp_path):
+def test_train_command_keeps_no_other_threads_busy(trained, tmp_path):
     assert trained[1] < 0.1
     assert spent(["train"], tmp_path / "run")["train"] < 0.1
 
 
 @pytest.mark.skipif(torch.get_num_threads() == 1, reason="one core: nothing could spin")
-def test_playing_keeps_no_other_threads_busy(trained):
+def test_evaluate_and_record_keep_no_other_threads_busy(trained):
     seconds = spent(["evaluate", "record"], trained[0])
     assert all(value < 0.1 for value in seconds.values()), seconds
 
 
-def test_the_caller_s_thread_is_alone_during_a_run_and_has_its_own_again_afterwards():
+def test_compute_restores_the_caller_s_number_of_threads_after_a_run():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -96,7 +96,7 @@ def test_the_caller_s_thread_is_alone_during_a_run_and_has_its_own_again_afterwa
         torch.set_num_threads(before)
 
 
-def test_a_trainer_that_is_dropped_gives_the_caller_its_threads_back(tmp_path):
+def test_compute_of_a_dropped_trainer_restores_the_caller_s_threads(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -109,7 +109,7 @@ def test_a_trainer_that_is_dropped_gives_the_caller_its_threads_back(tmp_path):
         torch.set_num_threads(before)
 
 
-def test_a_trainer_leaves_the_caller_s_generators_alone(tmp_path):
+def test_trainer_leaves_the_caller_s_generators_alone(tmp_path):
     config = Config(env="CartPole-v1", backend="sync", num_envs=4, threads=2, rollout_steps=5, total_env_steps=40)
     torch.manual_seed(5)
     np.random.seed(5)

@@ -48,7 +48,7 @@ def test_train_runs_and_resumes_on_every_discrete_environment(name, tmp_path, ca
     assert cli.train([*flags, "--no-progress", "--stop-after", "40", "--run-dir", str(tmp_path / "run")]) == 0
     assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "80"]) == 0
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 80
-    assert "its episodes go on" in capsys.readouterr().out
+    assert "its episodes continue" in capsys.readouterr().out
 
 
 def test_train_refuses_an_id_whose_import_fails_in_one_line(tmp_path, capsys):

@@ -234,7 +234,7 @@ for envs in groups:
 def test_make_groups_raises_a_low_limit_of_open_files_or_refuses():
     for most, said in (
         (4096, ""),
-        (200, r"num_envs must leave files to open, got 60: 3\d\d open files are needed, 200 "),
+        (200, r"num_envs must fit the limit of open files, got 60: 3\d\d open files are needed, 200 "),
     ):
         done = subprocess.run(
             ["bash", "-c", f"ulimit -Sn 64; exec {sys.executable} -c '{LIMITED}' {most}"],
@@ -255,6 +255,9 @@ def test_train_raises_a_low_limit_of_open_files_for_workers_or_refuses(algorithm
         command = f"ulimit -Sn 64; ulimit -Hn {most}; exec {sys.executable} -m a2c train {flags} {tmp_path / str(most)}"
         pipe = subprocess.PIPE
         runs[most] = subprocess.Popen(["bash", "-c", command], stdout=subprocess.DEVNULL, stderr=pipe, text=True)
-    for most, said in ((4096, ""), (150, "workers and num_envs must leave files to open, got 20 and 40: .* 150 are")):
+    for most, said in (
+        (4096, ""),
+        (150, "workers and num_envs must fit the limit of open files, got 20 and 40: .* 150 are"),
+    ):
         err = runs[most].communicate(timeout=100)[1]
         assert re.search(said, err) and runs[most].returncode == (2 if said else 0), err

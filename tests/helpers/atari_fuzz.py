@@ -82,7 +82,7 @@ def main(command, run_dir, first, last):
         arguments = {
             "train": ["train", "--resume", str(copy), "--stop-after", "80", "--no-progress"],
             "evaluate": ["evaluate", str(copy), "--episodes", "1"],
-            "record": ["record", str(copy), "--out", str(copy / "game.gif")],
+            "record": ["record", str(copy), "--out", str(copy / "episode.gif")],
         }[command]
         err = io.StringIO()
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):

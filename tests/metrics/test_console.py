@@ -10,7 +10,7 @@ from rich.console import Console
 from runs import row_of
 
 from a2c.config.config import Config
-from a2c.metrics.console import Display, clock, score
+from a2c.metrics.console import Display, format_duration, format_score
 
 BEFORE_UPDATES = (
     *("env_steps", "seconds", "updates", "episodes", "reward", "reward_100", "best_reward_100", "speed"),
@@ -37,9 +37,15 @@ def test_display_line_holds_steps_scores_speed_and_shares():
     assert "500 frames/s" in cartpole
 
 
-def test_clock_and_score_as_text():
-    assert [clock(s) for s in (0, 59.9, 3661, math.nan, math.inf)] == ["0:00:00", "0:00:59", "1:01:01", "-", "-"]
-    assert [score(s) for s in (18.04, math.nan, -math.inf)] == ["18.0", "-", "-"]
+def test_format_duration_and_format_score_by_hand():
+    assert [format_duration(s) for s in (0, 59.9, 3661, math.nan, math.inf)] == [
+        "0:00:00",
+        "0:00:59",
+        "1:01:01",
+        "-",
+        "-",
+    ]
+    assert [format_score(s) for s in (18.04, math.nan, -math.inf)] == ["18.0", "-", "-"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -15,7 +15,7 @@ from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.learner import describe_update
-from a2c.metrics.files import exact
+from a2c.metrics.files import format_number
 from a2c.metrics.logger import METRICS, SCORES, EventFile, RunLogger
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
@@ -62,7 +62,7 @@ def test_run_logger_writes_a_row_per_finished_episode(tmp_path):
 
 @pytest.mark.parametrize("points", [21.0, -21.0, 1234567.0, 98765432.25, 0.1 + 0.2, 1e22, -0.0, math.inf])
 def test_run_logger_writes_scores_exactly(points, tmp_path):
-    assert float(exact(points)) == points
+    assert float(format_number(points)) == points
     logger = RunLogger(tmp_path, Config())
     logger.episodes(40, 1.5, [Episode(0, points, 900)])
     logger.metrics(row_of(40, reward=points, reward_100=points, best_reward_100=points))
@@ -70,7 +70,7 @@ def test_run_logger_writes_scores_exactly(points, tmp_path):
     assert read_episodes(tmp_path)["score"].tolist() == [points]
     (row,) = rows(tmp_path / "metrics.csv")
     assert all(float(row[name]) == points for name in SCORES)
-    assert exact(21.0) == "21" and exact(-1234567.0) == "-1234567"
+    assert format_number(21.0) == "21" and format_number(-1234567.0) == "-1234567"
 
 
 class Tenths(ConstantEnv):
@@ -109,7 +109,7 @@ def test_run_logger_drops_a_half_written_last_line(tmp_path):
     assert [row["env_steps"] for row in rows(tmp_path / "episodes.csv")] == ["10"]
 
 
-def test_learning_metrics_describe_the_gradient_before_the_clip():
+def test_describe_update_measures_the_gradient_before_the_clip():
     config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, num_minibatches=1)
     batch = Transitions([Experience(np.ones(3, np.float32) * i, i % 2, 5.0, None) for i in range(4)])
     found = []

@@ -27,7 +27,7 @@ def test_score_window_keeps_the_best_mean_of_a_full_window():
     assert (scores.mean, scores.best_mean) == (0.0, 50.0)
 
 
-def test_score_window_goes_on_after_a_checkpoint():
+def test_score_window_continues_after_a_checkpoint():
     scores, again = ScoreWindow(), ScoreWindow()
     scores.add(float(i) for i in range(WINDOW + 20))
     again.load_state_dict(scores.state_dict())

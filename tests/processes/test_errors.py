@@ -2,7 +2,7 @@
 
 import pytest
 
-from a2c.processes.errors import WorkerError, failing, worker_error
+from a2c.processes.errors import WorkerError, raising_worker_error, worker_error
 
 
 def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
@@ -13,12 +13,12 @@ def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
     assert str(worker_error(KeyError("x"))) == "an environment failed: KeyError: 'x'"
 
 
-def test_failing_turns_all_errors_but_the_named_ones_into_worker_errors():
-    with pytest.raises(WorkerError, match="an environment failed: KeyError: 'x'"), failing(ValueError):
+def test_raising_worker_error_turns_all_errors_but_the_named_ones_into_worker_errors():
+    with pytest.raises(WorkerError, match="an environment failed: KeyError: 'x'"), raising_worker_error(ValueError):
         raise KeyError("x")
-    with pytest.raises(ValueError, match="bad"), failing(ValueError):
+    with pytest.raises(ValueError, match="bad"), raising_worker_error(ValueError):
         raise ValueError("bad")
     first = WorkerError("first", "trace")
-    with pytest.raises(WorkerError) as raised, failing():
+    with pytest.raises(WorkerError) as raised, raising_worker_error():
         raise first
     assert raised.value is first

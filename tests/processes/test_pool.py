@@ -7,7 +7,7 @@ import psutil
 import pytest
 import troubled
 
-from a2c.algorithms.worker_tasks import share
+from a2c.algorithms.worker_tasks import move_to_shared_memory
 from a2c.processes import pool
 from a2c.processes.errors import WorkerError
 from a2c.processes.pool import WorkerPool
@@ -62,13 +62,13 @@ def test_receive_raises_for_a_worker_that_hangs_while_another_keeps_sending():
         assert time.perf_counter() - began < 5
 
 
-def test_let_go_on_restarts_the_timeout_of_a_worker_that_had_to_wait():
+def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
     with closing(WorkerPool(troubled.patience, [()], 2.0)) as workers:
         workers.await_all()
         end = time.perf_counter() + 1.2
         while time.perf_counter() < end:
             assert workers.receive() == []
-        workers.let_go_on([0])
+        workers.reply([0])
         assert workers.await_all() == ["another"]  # 2.6 seconds after the first, of which it worked for 1.4
 
 
@@ -77,10 +77,10 @@ def test_pool_raises_worker_error_where_a_worker_cannot_start():
         WorkerPool(troubled.two_words, [(lambda: None, 1)], 1.0)  # a lambda cannot be pickled
 
 
-def test_share_raises_worker_error_without_shared_memory():
+def test_move_to_shared_memory_raises_worker_error_where_none_is_left():
     class Full:
         def share_memory_(self):
             raise RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
 
     with pytest.raises(WorkerError, match=r"no shared memory for the workers: unable to write .* No space left"):
-        share([Full()])
+        move_to_shared_memory([Full()])

@@ -65,7 +65,7 @@ def test_checkpoint_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_checkpoint_before_the_newest_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
+def test_checkpoint_before_the_last_is_kept_and_offered(hard_links, tmp_path, monkeypatch):
     def refuse(source, target):
         raise PermissionError("Operation not permitted")
 
@@ -146,7 +146,7 @@ def test_checkpoint_of_an_older_format_is_refused_with_its_version(number, tmp_p
         load_checkpoint(path)
     message = one_line(refusal)
     assert f"written by a2c 0.1.0 in format {number}, a2c {a2c.__version__} reads format {FORMAT}" in message
-    assert message.endswith("install a2c 0.1.0 to go on with this run, or start a new one")
+    assert message.endswith("install a2c 0.1.0 to continue this run, or start a new one")
 
 
 class Bomb:

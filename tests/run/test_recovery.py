@@ -64,7 +64,7 @@ def undisturbed(tmp_path_factory):
 def test_recovery_gives_the_bits_of_a_run_without_failures(disturb, undisturbed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_state, "CAPTURE_EVERY", 3)
     state = play(tmp_path / "run", PONG, disturb)
-    assert "started again at 960 env_steps, the same episodes go on (try 1 of 3)" in capsys.readouterr().out
+    assert "restarted at 960 env_steps, the same episodes continue (try 1 of 3)" in capsys.readouterr().out
     for part in ("network", "optimizer", "algorithm", "scores", "updates", "saved_best"):
         assert same(undisturbed[1][part], state[part]), part
     for name in ("metrics.csv", "episodes.csv"):
@@ -76,7 +76,7 @@ def test_recovery_ends_with_the_traceback_of_an_environment_that_always_raises(t
     flags = troubled(tmp_path, "raise")
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run"), "--max-worker-restarts", "2"]) == 1
     out, err = capsys.readouterr()
-    assert out.count("started again at 0 env_steps") == 2
+    assert out.count("restarted at 0 env_steps") == 2
     *trace, last = err.strip().splitlines()
     assert last == "error: an environment failed: ValueError: the pole broke (3 times without progress)"
     assert trace[0].startswith("Traceback") and any('raise ValueError("the pole broke")' in line for line in trace)
@@ -88,14 +88,14 @@ def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys)
     flags = [*troubled(tmp_path, trouble), "--env-timeout", "3"]  # a busy machine must not look like a failure
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert out.count("started again at") == 1
+    assert out.count("restarted at") == 1
     said = {"raise once": "ValueError: the pole broke", "hang once": "did not respond within 3 seconds", "die once": ""}
     assert said[trouble] in out
     assert "every environment starts a new episode" in out  # CartPole is inside an attribute, which no snapshot holds
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 8 * 20 * 10
 
 
-def test_recovery_counts_anew_after_progress(tmp_path, monkeypatch):
+def test_recovery_resets_its_count_after_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
     run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
     training_step, killed = run.algorithm.training_step, set()
@@ -174,9 +174,9 @@ def test_recovery_starts_new_windows_for_new_episodes(tmp_path):
     for _ in range(2):
         run.algorithm.training_step()
     run.state.capture()
-    assert [len(window) for window in run.learner.windows.open] == [2, 2]
+    assert [len(window) for window in run.algorithm.windows.open] == [2, 2]
     run.recovery.restart(WorkerError("an environment died"))
-    assert [len(window) for window in run.learner.windows.open] == [0, 0]
+    assert [len(window) for window in run.algorithm.windows.open] == [0, 0]
     run.close()
 
 
@@ -329,7 +329,7 @@ def test_trainer_that_is_killed_before_its_first_row_can_be_resumed(tmp_path, ca
     run.state.save_when_due(run.outputs)
     run.close()  # as much as a kill would have left
     assert cli.train(["--resume", str(tmp_path / "run"), "--stop-after", "320"]) == 0
-    assert "resumed at 0 env_steps; its episodes go on" in capsys.readouterr().out
+    assert "resumed at 0 env_steps; its episodes continue" in capsys.readouterr().out
 
 
 def test_recovery_starts_no_worker_where_the_run_is_asked_to_stop(tmp_path, monkeypatch):
@@ -353,4 +353,4 @@ def test_recovery_that_gives_up_saves_the_state_in_memory(tmp_path):
     with pytest.raises(WorkerError, match=r"second \(2 times without progress\)"):
         run.recovery.restart(WorkerError("second"))
     run.close()
-    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 320
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 8 * 20

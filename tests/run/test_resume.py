@@ -233,7 +233,7 @@ def test_trainer_resumed_tells_a_limit_of_the_machine_from_a_damaged_checkpoint(
 
     monkeypatch.setattr("a2c.envs.make.allow_open_files", refuse)
     trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"]))
-    with pytest.raises(ValueError, match="num_envs must leave files to open") as refused:
+    with pytest.raises(ValueError, match="num_envs must fit the limit of open files") as refused:
         trainer.run()
     assert not isinstance(refused.value, CheckpointError)
 

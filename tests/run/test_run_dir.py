@@ -93,14 +93,13 @@ def test_record_video_follows_no_link(finished, tmp_path, monkeypatch):
     def write(path, pictures, fps):
         path.write_bytes(b"film")
 
-    monkeypatch.setattr("a2c.tools.record_video._play", lambda *args: iter(()))
     monkeypatch.setitem(WRITERS, ".gif", write)
     (tmp_path / "precious").write_text("precious")
-    for name in ("game.gif", "game.gif.tmp", ".game.gif.tmp.gif"):
+    for name in ("episode.gif", "episode.gif.tmp", ".episode.gif.tmp.gif"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    record_video(finished, tmp_path / "game.gif")
+    record_video(finished, tmp_path / "episode.gif")
     assert (tmp_path / "precious").read_text() == "precious"
-    assert (tmp_path / "game.gif").read_bytes() == b"film" and not (tmp_path / "game.gif").is_symlink()
+    assert (tmp_path / "episode.gif").read_bytes() == b"film" and not (tmp_path / "episode.gif").is_symlink()
 
 
 def states_of(run, directory, copies):
@@ -166,7 +165,7 @@ def test_run_dir_with_rows_but_no_checkpoint_is_refused(prepared, capsys):
             (prepared / name).write_bytes(keep[name])
         assert cli.train([*TINY, "--run-dir", str(prepared), "--total-env-steps", "80"]) == 2
         err = capsys.readouterr().err
-        assert "holds no checkpoint, so no run can go on there; remove it if its rows are not needed" in err
+        assert "holds no checkpoint, so no run can continue there; remove it if its rows are not needed" in err
         assert "--resume" not in err and err.count("\n") == 1
         assert {path.name: path.read_bytes() for path in prepared.iterdir()} == {name: keep[name] for name in names}
         shutil.rmtree(prepared)

@@ -40,7 +40,7 @@ def test_run_state_restart_replays_the_same_bits(trainer):
     trainer.state.save(trainer.outputs)
     trainer.algorithm.close(failed=True)
     trainer.state.restore()
-    assert trainer.state.restart()  # its episodes go on
+    assert trainer.state.restart()  # its episodes continue
     assert trainer.state.env_steps == 160 and stats.env_steps == 80
     again = trainer.state.capture()
     for part in ("network", "optimizer", "algorithm", "scores", "metrics"):

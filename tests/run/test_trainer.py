@@ -179,7 +179,7 @@ def test_trainer_saves_and_ends_at_a_signal(backend, number, tmp_path):
     out, err = run.communicate(timeout=60)
     assert run.returncode == 128 + number
     assert "Traceback" not in err and "Error" not in err
-    assert f"stopped by {signal.Signals(number).name}" in out and "started again" not in out
+    assert f"stopped by {signal.Signals(number).name}" in out and "restarted" not in out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] == int(rows(tmp_path / "run" / "metrics.csv")[-1]["env_steps"]) > 0
     assert gone(children)

@@ -175,8 +175,8 @@ def test_compare_refuses_a_config_that_is_not_a_small_file(kind, out, tmp_path, 
         (["--gamma", "2"], "gamma must be at least 0.0 and at most 1.0, got 2"),
         (["--seeds", "-1"], "seed must be at least 0"),
         (["--algorithms", "a4c"], "a4c"),
-        (["--algorithms"], "algorithms must be at least one"),
-        (["--seeds", "0", "0"], "seeds must be at least one and all different, got '0 0'"),
+        (["--algorithms"], "algorithms must be one or more different values"),
+        (["--seeds", "0", "0"], "seeds must be one or more different values, got '0 0'"),
     ],
 )
 def test_compare_refuses_bad_flags_before_anything_is_trained(flags, said, tmp_path, capsys):

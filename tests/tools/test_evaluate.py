@@ -171,7 +171,7 @@ BAD = {
     "a missing weight": (no_weight, "another network"),
     "a weight of another kind": (half_weight, "another network"),
     "a text for a weight": (put("network", "policy.0.bias", value="x"), "damaged state"),
-    "no network": (put("network", value=None), "damaged state"),
+    "no network": (put("network", value=None), "a bad network"),
     "lists in lists": (doubling_lists, "larger than the file"),
     "a list that holds itself": (list_of_itself, "larger than the file"),
     "a huge array of bytes": (put("scores", value=Allocates()), "got __builtin__ bytearray"),
@@ -185,14 +185,14 @@ BAD = {
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_checkpoint_is_refused_in_one_line(command, case, good, tmp_path, capsys):
+def test_evaluate_and_record_refuse_a_bad_checkpoint_in_one_line(command, case, good, tmp_path, capsys):
     change, part = BAD[case]
     code, error = refused([command, changed(good, tmp_path, change)], capsys)
     assert code == 2 and part in error, error
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_checkpoint_is_not_resumed_either(case, good, tmp_path, capsys):
+def test_train_command_does_not_resume_a_bad_checkpoint(case, good, tmp_path, capsys):
     run_dir = changed(good, tmp_path, BAD[case][0])
     before = (run_dir / "latest.pt").read_bytes()
     code, _ = refused(["train", "--resume", run_dir, "--stop-after", "40"], capsys)
@@ -207,7 +207,7 @@ def pack(path, method):
             archive.writestr(name, content)
 
 
-def test_packed_entries_are_refused(good, tmp_path, capsys):
+def test_load_checkpoint_refuses_compressed_entries(good, tmp_path, capsys):
     run_dir = changed(good, tmp_path, put("algorithm", "x", value=torch.zeros(10_000_000)))
     pack(run_dir / "latest.pt", zipfile.ZIP_DEFLATED)
     assert (run_dir / "latest.pt").stat().st_size < 1_000_000
@@ -215,7 +215,7 @@ def test_packed_entries_are_refused(good, tmp_path, capsys):
     assert code == 2 and "larger than the file" in error
 
 
-def test_a_changed_byte_in_a_weight_is_noticed(good, tmp_path, capsys):
+def test_load_checkpoint_notices_a_changed_byte_in_a_weight(good, tmp_path, capsys):
     run_dir = changed(good, tmp_path, lambda state: None)
     path = run_dir / "latest.pt"
     with zipfile.ZipFile(path) as archive:
@@ -228,7 +228,7 @@ def test_a_changed_byte_in_a_weight_is_noticed(good, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--episodes", "2"], ["record", "--out"]])
-def test_a_thousand_threads_are_not_started(command, good, tmp_path, capsys, monkeypatch):
+def test_evaluate_does_not_start_the_threads_of_the_run(command, good, tmp_path, capsys, monkeypatch):
     run_dir = changed(good, tmp_path, configure(threads=1024))
     most, start = [0], threading.Thread.start
 
@@ -238,7 +238,7 @@ def test_a_thousand_threads_are_not_started(command, good, tmp_path, capsys, mon
 
     monkeypatch.setattr(threading.Thread, "start", counted)
     if command[-1] == "--out":
-        command = [*command, str(tmp_path / "game.gif")]
+        command = [*command, str(tmp_path / "episode.gif")]
     assert cli.main([command[0], str(run_dir), *command[1:]]) == 0
     assert most[0] < 64
 
@@ -253,18 +253,18 @@ def test_a_thousand_threads_are_not_started(command, good, tmp_path, capsys, mon
         ("nan", "logits are NaN"),
     ],
 )
-def test_an_environment_that_fails_is_reported_in_one_line(command, fails, part, good, capsys, monkeypatch):
+def test_evaluate_and_record_report_a_failing_environment_in_one_line(command, fails, part, good, capsys, monkeypatch):
     monkeypatch.setattr(Fragile, "FAILS", fails)
     code, error = refused([command, good], capsys)
     assert code == 1 and part in error, error
-    assert not list(Path(good).glob("*game*"))
+    assert not list(Path(good).glob("*episode.*"))
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")  # gymnasium reports an exception before it raises it
 @pytest.mark.parametrize(
     ("fails", "part"), [("step", "cannot step"), ("die", "died"), ("reset", "cannot reset"), ("start", "cannot start")]
 )
-def test_a_worker_of_an_evaluation_that_fails_takes_the_others_along(fails, part, good, tmp_path, capsys, monkeypatch):
+def test_evaluate_ends_all_workers_when_one_fails(fails, part, good, tmp_path, capsys, monkeypatch):
     spec = gym.envs.registration.EnvSpec("Fragile-v0", entry_point=Fragile, kwargs={"fails": fails})
     run_dir = changed(good, tmp_path, configure(backend="async"))
     monkeypatch.setitem(gym.registry, "Fragile-v0", spec)
@@ -272,18 +272,18 @@ def test_a_worker_of_an_evaluation_that_fails_takes_the_others_along(fails, part
     assert code == 1 and part in error, error
 
 
-def test_the_functions_raise_what_the_commands_print(good, tmp_path, monkeypatch):
+def test_evaluate_and_record_video_raise_what_the_commands_print(good, tmp_path, monkeypatch):
     bad = changed(good, tmp_path, nan_weight)
-    for call in (evaluate, lambda run: record_video(run, tmp_path / "game.gif")):
+    for call in (evaluate, lambda run: record_video(run, tmp_path / "episode.gif")):
         with pytest.raises(CheckpointError, match="NaN or infinite"):
             call(bad)
     monkeypatch.setattr(Fragile, "FAILS", "step")
-    for call in (evaluate, lambda run: record_video(run, tmp_path / "game.gif")):
+    for call in (evaluate, lambda run: record_video(run, tmp_path / "episode.gif")):
         with pytest.raises(WorkerError, match="cannot step"):
             call(good)
 
 
-def test_a_trainer_that_refuses_its_checkpoint_ends_its_threads(good, tmp_path):
+def test_trainer_that_refuses_its_checkpoint_ends_its_threads(good, tmp_path):
     run_dir, before = changed(good, tmp_path, nan_weight), set(threading.enumerate())
     with pytest.raises(CheckpointError, match="NaN or infinite"):
         Trainer(parse_config(["--resume", str(run_dir), "--threads", "2"]))

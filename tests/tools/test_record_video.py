@@ -37,7 +37,7 @@ def run(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
+def test_record_video_shows_the_pictures_of_the_emulator(run, greedy, tmp_path, monkeypatch):
     shown = []
     write = recording.WRITERS[".gif"]
 
@@ -46,7 +46,7 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
         write(path, shown, fps)
 
     monkeypatch.setitem(recording.WRITERS, ".gif", keep)
-    video = record_video(run, tmp_path / "game.gif", greedy=greedy, seed=3)
+    video = record_video(run, tmp_path / "episode.gif", greedy=greedy, seed=3)
 
     config, net, _ = load_policy(run)
     config = replace(config, seed=3, num_envs=1, threads=1)
@@ -72,15 +72,15 @@ def test_the_pictures_are_those_of_the_game(run, greedy, tmp_path, monkeypatch):
     env.close()
     assert video == Video(points, 60, True) and len(seen) == 61
     assert len(shown) == len(seen) and all(np.array_equal(a, b) for a, b in zip(shown, seen, strict=True))
-    with Image.open(tmp_path / "game.gif") as gif:
+    with Image.open(tmp_path / "episode.gif") as gif:
         assert gif.size == (160, 210)
         assert gif.info["duration"] % 70 == 0 and gif.info["loop"] == 0  # about 15 decisions a second
 
 
-def test_an_mp4_holds_a_picture_per_decision(run, capsys):
+def test_record_command_writes_a_picture_per_decision(run, capsys):
     assert cli.main(["record", str(run)]) == 0
     assert "score" in (line := capsys.readouterr().out) and "60 decisions" in line
-    video = cv2.VideoCapture(str(run / "game.mp4"))
+    video = cv2.VideoCapture(str(run / "episode.mp4"))
     assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (61, 15)
     ok, picture = video.read()
     assert ok and picture.shape == (630, 480, 3)
@@ -88,8 +88,8 @@ def test_an_mp4_holds_a_picture_per_decision(run, capsys):
     assert red[0] > red[1] > red[2]
 
 
-def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
-    out = tmp_path / "game.gif"
+def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatch):
+    out = tmp_path / "episode.gif"
     out.write_bytes(b"old")
 
     def full(path, pictures, fps):
@@ -99,12 +99,12 @@ def test_the_old_film_stays_where_the_new_one_fails(run, tmp_path, monkeypatch):
     monkeypatch.setitem(recording.WRITERS, ".gif", full)
     with pytest.raises(OSError, match="disk full"):
         record_video(run, out)
-    assert [path.name for path in tmp_path.iterdir()] == ["game.gif"] and out.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["episode.gif"] and out.read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
-@pytest.mark.parametrize("name", ["game.mp4", pytest.param("game.gif", marks=pytest.mark.slow)])
-def test_a_film_that_the_disk_cuts_short_is_none(run, name, tmp_path):
+@pytest.mark.parametrize("name", ["episode.mp4", pytest.param("episode.gif", marks=pytest.mark.slow)])
+def test_record_video_raises_on_a_full_disk(run, name, tmp_path):
     out = tmp_path / name
     out.write_bytes(b"old")
 
@@ -146,7 +146,7 @@ class Drawn(Plain):
 
 
 @pytest.mark.parametrize("env", [Plain, Drawn])
-def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, capsys, monkeypatch):
+def test_record_command_records_other_environments_or_refuses_them(env, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(gym.registry, "Film-v0", gym.envs.registration.EnvSpec("Film-v0", entry_point=env))
     run_dir = tmp_path / "run"
     assert cli.train(["--env", "Film-v0", *SMALL, "--run-dir", str(run_dir)]) == 0
@@ -158,43 +158,43 @@ def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, cap
         assert line.startswith("error: env must") and line.count("\n") == 1
         return
     assert code == 0 and "score 7, 7 decisions" in capsys.readouterr().out
-    video = cv2.VideoCapture(str(run_dir / "game.mp4"))
+    video = cv2.VideoCapture(str(run_dir / "episode.mp4"))
     assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (8, 10)
     assert video.read()[1].shape == (30, 500, 3)
 
 
-def test_a_game_without_an_end_is_cut_and_said_to_be(run, tmp_path, capsys, monkeypatch):
+def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(recording, "LONGEST", 4)
-    assert cli.main(["record", str(run), "--out", str(tmp_path / "game.gif")]) == 0
-    assert "the beginning of a game" in (line := capsys.readouterr().out) and "4 decisions" in line
+    assert cli.main(["record", str(run), "--out", str(tmp_path / "episode.gif")]) == 0
+    assert "the beginning of an episode" in (line := capsys.readouterr().out) and "4 decisions" in line
 
 
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--out", "game.avi"], ["out must end in .mp4 or .gif", "game.avi"]),
-        (["--out", "no/such/game.gif"], ["out must lie in a directory that exists"]),
+        (["--out", "episode.avi"], ["out must end in .mp4 or .gif", "episode.avi"]),
+        (["--out", "no/such/episode.gif"], ["out must lie in a directory that exists"]),
         (["--seed", "-1"], ["seed must be at least 0", "-1"]),
         (["--checkpoint", "none.pt"], ["checkpoint must be a file", "none.pt"]),
         (["--fast"], ["Unrecognized options: --fast"]),
     ],
 )
-def test_what_cannot_be_filmed_is_refused_in_one_line(flags, parts, run, capsys):
+def test_record_command_refuses_in_one_line(flags, parts, run, capsys):
     assert cli.main(["record", str(run), *flags]) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: ") and line.count("\n") == 1 and all(part in line for part in parts), line
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing")
-def test_cartpole_can_be_filmed(tmp_path, capfd):
+def test_record_command_records_cartpole(tmp_path, capfd):
     run_dir = tmp_path / "run"
     assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
     capfd.readouterr()
-    assert cli.main(["record", str(run_dir), "--out", str(tmp_path / "game.gif")]) == 0
-    assert (tmp_path / "game.gif").stat().st_size > 1000 and capfd.readouterr().out.count("\n") == 1
+    assert cli.main(["record", str(run_dir), "--out", str(tmp_path / "episode.gif")]) == 0
+    assert (tmp_path / "episode.gif").stat().st_size > 1000 and capfd.readouterr().out.count("\n") == 1
 
 
-def test_the_documented_install_brings_what_draws_cartpole():
+def test_documented_install_has_what_renders_cartpole():
     root = Path(cli.__file__).parents[2]
     needs = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     gymnasium = next(need for need in needs if need.startswith("gymnasium["))
@@ -202,11 +202,11 @@ def test_the_documented_install_brings_what_draws_cartpole():
     assert "\npygame-ce==" in (root / "constraints.txt").read_text(encoding="utf-8")
 
 
-def test_an_environment_that_cannot_be_drawn_says_what_is_missing(tmp_path, capsys, monkeypatch):
+def test_record_command_prints_what_an_environment_lacks_to_be_rendered(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     run_dir = tmp_path / "run"
     assert cli.train(["--preset", "cartpole", *SMALL, "--run-dir", str(run_dir)]) == 0
     capsys.readouterr()
     assert cli.main(["record", str(run_dir)]) == 2
     assert "pygame is not installed" in capsys.readouterr().err
-    assert not list(run_dir.glob("*game*"))
+    assert not list(run_dir.glob("*episode.*"))

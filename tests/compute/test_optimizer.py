@@ -27,7 +27,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, seed:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_rmsprop_by_hand(inside):
+def test_make_optimizer_rmsprop_by_hand(inside):
     config = Config(
         optimizer="rmsprop", learning_rate=0.1, rmsprop_decay=0.9, rmsprop_eps=0.04, rmsprop_eps_inside=inside
     )
@@ -44,7 +44,7 @@ def test_rmsprop_by_hand(inside):
 
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
-def test_moments_made_beforehand_change_nothing(kind):
+def test_make_optimizer_makes_the_moments_of_plain_torch(kind):
     config = Config(optimizer=kind, learning_rate=0.1)
     ours, plain = net(), net()
     reference = (
@@ -59,7 +59,7 @@ def test_moments_made_beforehand_change_nothing(kind):
 @pytest.mark.parametrize(
     "settings", [{}, {"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_eps_inside": True}]
 )
-def test_an_optimiser_goes_on_where_it_was_saved_in_the_tensors_it_has(settings):
+def test_load_optimizer_continues_in_place_where_it_was_saved(settings):
     config = Config(learning_rate=0.1, **settings)
     straight = net()
     expected = steps(straight, make_optimizer(straight, config), 6)
@@ -81,7 +81,7 @@ def test_an_optimiser_goes_on_where_it_was_saved_in_the_tensors_it_has(settings)
         assert all(torch.equal(a, p) for a, p in zip(after, second.parameters(), strict=True))
 
 
-def test_moments_of_another_network_or_optimiser_are_refused():
+def test_load_optimizer_refuses_moments_of_another_network_or_optimizer():
     config = Config()
     state = make_optimizer(nn.Linear(3, 1), config).state_dict()
     with pytest.raises(ValueError, match="do not fit the network"):
@@ -92,6 +92,6 @@ def test_moments_of_another_network_or_optimiser_are_refused():
         load_optimizer(make_optimizer(net(), config), {"state": {}, "param_groups": []})
 
 
-def test_the_choice_of_epsilon_s_side():
+def test_make_optimizer_adds_epsilon_on_the_chosen_side():
     assert isinstance(make_optimizer(net(), Config(optimizer="rmsprop", rmsprop_eps_inside=True)), InsideRMSprop)
     assert type(make_optimizer(net(), Config(optimizer="rmsprop"))) is torch.optim.RMSprop
