@@ -2,7 +2,7 @@
 
 Babaeizadeh et al. (2017), "Reinforcement learning through asynchronous advantage actor-critic on a GPU",
 sections 4 and 5. The network stands in the run's process alone, on the GPU if there is one. Between acting
-and learning it moves on: the *policy lag*, which is measured (metric `lag`) and met with clipped
+and learning it moves on: the *policy lag*, which is measured (metric `policy_lag`) and met with clipped
 importance ratios and with log(pi + epsilon).
 """
 
