@@ -100,13 +100,13 @@ def configure(**values):
 
 def refused(args, capsys):
     """The exit code and the one line of a command that leaves nothing behind and takes little memory."""
-    before, threads, rnn_state = set(threading.enumerate()), torch.get_num_threads(), memory_peak(restart=True)
+    before, threads, memory = set(threading.enumerate()), torch.get_num_threads(), memory_peak(restart=True)
     code = cli.main([str(arg) for arg in args])
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
     assert set(threading.enumerate()) == before and not multiprocessing.active_children()
     assert torch.get_num_threads() == threads
-    assert memory_peak() - rnn_state < 200_000, "kilobytes"
+    assert memory_peak() - memory < 200_000, "kilobytes"
     return code, error
 
 

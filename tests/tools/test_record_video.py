@@ -130,7 +130,7 @@ class Plain(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action)
         self.steps += 1
-        return np.zeros(2, np.float32), 1.0, self.steps == 7, False, {}
+        return np.zeros(2, np.float32), 0.1, self.steps == 7, False, {}
 
 
 class Drawn(Plain):
@@ -157,7 +157,7 @@ def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, cap
         line = capsys.readouterr().err
         assert line.startswith("error: env must") and line.count("\n") == 1
         return
-    assert code == 0 and "score 7, 7 decisions" in capsys.readouterr().out
+    assert code == 0 and f"score {sum([0.1] * 7)}, 7 decisions" in capsys.readouterr().out
     video = cv2.VideoCapture(str(run_dir / "game.mp4"))
     assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (8, 10)
     assert video.read()[1].shape == (30, 500, 3)
@@ -166,7 +166,7 @@ def test_other_environments_are_trained_and_filmed_or_refused(env, tmp_path, cap
 def test_a_game_without_an_end_is_cut_and_said_to_be(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(recording, "LONGEST", 4)
     assert cli.main(["record", str(run), "--out", str(tmp_path / "game.gif")]) == 0
-    assert "the beginning of a game" in (line := capsys.readouterr().out) and "4 decisions" in line
+    assert "the beginning of an episode" in (line := capsys.readouterr().out) and "4 decisions" in line
 
 
 @pytest.mark.parametrize(
