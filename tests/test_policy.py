@@ -19,7 +19,7 @@ from a2c.envs.atari import CROP
 from a2c.envs.single import find_spec, make_env
 from a2c.networks import LstmA2C
 from a2c.normalizers import FrameNorm
-from a2c.policy import replay
+from a2c.policy import Policy, replay
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
@@ -176,6 +176,13 @@ def test_what_only_a_memory_can_solve_is_learned_with_one_and_not_without(comput
         learn(net, net, optimizer, rollout, config, compute)
     mean = sum(scores[-20:]) / 20
     assert mean > 0.9 if rnn_state else mean < 0.65
+
+
+def test_a_greedy_policy_takes_the_larger_of_two_logits_however_close():
+    logits = torch.tensor([[0.0, 1e-9], [1e-9, 0.0]])
+    policy = Policy(lambda obs: (logits, obs), 2, "cpu", greedy=True)
+    assert torch.equal(*logits.log_softmax(1).unbind(1))  # rounded, both actions are as likely
+    assert policy.act(torch.zeros(2, 1), torch.ones(2, dtype=torch.bool)).actions.tolist() == [1, 0]
 
 
 def test_frame_norm_equals_the_formula_frame_by_frame():
