@@ -67,6 +67,7 @@ def record_video(
         with failing(ValueError):
             env = RenderedEpisode(make_env(config, spec, env_seed, render_mode="rgb_array"))
         closing.callback(env.close)
+        closing.callback(compute.rest)  # after Ctrl-C its thread may still step it
         env.check(env_seed)
         vector = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP)
         envs = MonitoredVectorEnv(vector, [env_seed])
