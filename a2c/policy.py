@@ -38,10 +38,10 @@ class Policy:
         """
         logits, values, self.rnn_state = step(self.net, obs, self.rnn_state, starts)
         log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
-        actions = self._choose(log_probs)  # [N, 1]
+        actions = self._choose(logits, log_probs)  # [N, 1]
         return Decision(actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), values.float().squeeze(1))
 
-    def _choose(self, log_probs: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor, log_probs: Tensor) -> Tensor:
         try:
             if not self.greedy:
                 return torch.multinomial(log_probs.exp(), 1, generator=self.generator)
@@ -52,7 +52,7 @@ class Policy:
             raise FloatingPointError(
                 "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
             )
-        return log_probs.argmax(dim=1, keepdim=True)
+        return logits.argmax(dim=1, keepdim=True)  # log_softmax rounds: two logits may become equal
 
     def state_dict(self) -> dict[str, Any]:
         """What the next decision depends on besides the network; the tensors are the live ones."""

@@ -178,6 +178,13 @@ def test_learner_solves_a_memory_task_with_rnn_state_and_not_without(compute, rn
     assert mean > 0.9 if rnn_state else mean < 0.65
 
 
+def test_a_greedy_policy_takes_the_larger_of_two_logits_however_close():
+    logits = torch.tensor([[0.0, 1e-9], [1e-9, 0.0]])
+    policy = Policy(lambda obs: (logits, obs), 2, "cpu", greedy=True)
+    assert torch.equal(*logits.log_softmax(1).unbind(1))  # rounded, both actions are as likely
+    assert policy.act(torch.zeros(2, 1), torch.ones(2, dtype=torch.bool)).actions.tolist() == [1, 0]
+
+
 def test_frame_norm_equals_the_formula_frame_by_frame():
     frames = torch.randint(0, 256, (9, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     norm, mean, std = FrameNorm(), 0.0, 0.0

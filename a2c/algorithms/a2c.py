@@ -55,7 +55,7 @@ class A2C:
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Continue the episodes of `state_dict`; False where new episodes have begun in every environment."""
         same = self.collector.load_state_dict(state)
-        if self.windows is not None:
+        if self.windows is not None and state["windows"] is not None:  # the run may not have had windows until now
             self.windows.load_state_dict(state["windows"])
             if not same:
                 self.windows.new_episodes(self.config.num_envs)

@@ -17,6 +17,7 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config, value_of
 from a2c.cli.options import Compare, Evaluate, RecordVideo
 from a2c.config.config import Config
+from a2c.processes.signals import leave
 
 NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
@@ -53,7 +54,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
                 raise
             return _refuse(f"out of memory: {ADVICE} ({str(error)[:200]})", 1)
         except KeyboardInterrupt:
-            return 130
+            return leave(130)
 
     return run
 
@@ -83,7 +84,6 @@ def train(args: Sequence[str] | None = None) -> int:
 
 def _train(config: Config) -> int:
     from a2c.processes.errors import WorkerError
-    from a2c.processes.signals import leave
     from a2c.run.trainer import Trainer
 
     trainer = Trainer(config)
@@ -95,8 +95,6 @@ def _train(config: Config) -> int:
     except WorkerError as error:
         print(error.trace, end="", file=sys.stderr)
         raise
-    except KeyboardInterrupt:
-        return leave(130)
 
 
 def _evaluate(options: Evaluate) -> int:

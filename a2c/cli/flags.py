@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from a2c import __version__
 from a2c.cli.options import COMMANDS, Compare, Options
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
@@ -85,7 +86,11 @@ def _defaults(args: Sequence[str]) -> Config:
         text = read_small(Path(resume) / "config.json")
     except (OSError, ValueError) as error:
         raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
-    return replace(Config.from_json(text), run_dir=None, stop_after=0)
+    try:
+        return replace(Config.from_json(text), run_dir=None, stop_after=0)
+    except (TypeError, ValueError) as error:
+        rule = f"resume must be a run whose config.json a2c {__version__} can read"
+        raise ValueError(f"{rule}, got {resume!r}: damaged, or of another version ({error})") from error
 
 
 def _parse(kind: Any, prog: str, args: Sequence[str], **settings: Any) -> tuple[Any, list[str]]:

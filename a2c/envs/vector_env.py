@@ -139,7 +139,9 @@ class MonitoredVectorEnv(VectorWrapper):
                 yield
         except Exception as error:
             self.broken = True
-            raise error if isinstance(error, WorkerError) else worker_error(error) from error
+            if isinstance(error, WorkerError):
+                raise
+            raise worker_error(error) from error
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments; worker processes that may no longer respond are killed."""

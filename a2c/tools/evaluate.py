@@ -44,6 +44,7 @@ def evaluate(
         closing.callback(compute.close)
         envs = make_envs(config)
         closing.callback(envs.close)
+        closing.callback(compute.wait_idle)  # after Ctrl-C its thread may still step them
         collector = Collector([envs], make_replica(net, compute), 1, compute, seed, greedy)
         quota = np.full(rows, episodes // rows) + (np.arange(rows) < episodes % rows)
         scores: list[float] = []

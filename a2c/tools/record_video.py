@@ -68,19 +68,20 @@ def record_video(
         with raising_worker_error(ValueError):
             env = RenderedEpisode(make_env(config, spec, env_seed, render_mode="rgb_array"))
         closing.callback(env.close)
+        closing.callback(compute.wait_idle)  # after Ctrl-C its thread may still step it
         env.check(env_seed)
         vector = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP)
         envs = MonitoredVectorEnv(vector, [env_seed])
-        recording = Recording(Collector([envs], make_replica(net, compute), 1, compute, seed, greedy), env)
+        collector = Collector([envs], make_replica(net, compute), 1, compute, seed, greedy)
         folder = closing.enter_context(TemporaryDirectory())
         fps = EMULATOR_FPS / FRAME_SKIP if is_atari(spec) else env.metadata.get("render_fps") or 30
         try:
             path = Path(folder) / out.name
-            WRITERS[out.suffix](path, recording.pictures(), fps)
+            WRITERS[out.suffix](path, _pictures(collector, env), fps)
             write_atomically(out, path.read_bytes())
         except OSError as error:
             raise OSError(f"{out} could not be written: {error}") from error
-    return recording.video
+    return env.video
 
 
 class RenderedEpisode(gym.Wrapper):
@@ -89,21 +90,22 @@ class RenderedEpisode(gym.Wrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self.rendered: list[np.ndarray] = []  # [H, W, 3] (RGB), until `take`
-        self.ended = False
+        self.video = Video(0.0, 0, False)  # so far
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; render it if it is the first."""
         result = self.env.reset(**kwargs)
-        if not self.ended:
+        if not self.video.ended:
             self.rendered = [self._render()]
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One decision, rendered."""
-        result = self.env.step(action)
+        obs, reward, terminated, truncated, info = self.env.step(action)
         self.rendered.append(self._render())
-        self.ended = result[2] or result[3]
-        return result
+        score, length, _ = self.video
+        self.video = Video(score + float(reward), length + 1, bool(terminated or truncated))
+        return obs, reward, terminated, truncated, info
 
     def check(self, seed: int) -> None:
         """ValueError where the environment cannot be rendered here, WorkerError where it fails."""
@@ -127,21 +129,12 @@ class RenderedEpisode(gym.Wrapper):
         return np.asarray(self.env.render())
 
 
-class Recording:
-    """Plays an episode while its pictures are read."""
-
-    def __init__(self, collector: Collector, env: RenderedEpisode) -> None:
-        self.collector, self.env = collector, env
-        self.video = Video(0.0, 0, False)
-
-    def pictures(self) -> Iterator[np.ndarray]:
-        """The pictures `[H, W, 3]` of the episode, one per decision and one of its start."""
-        yield from self.env.take()
-        while not self.video.ended and self.video.length < LONGEST:
-            rollout = self.collector.collect().rollout
-            score = self.video.score + float(rollout.rewards)
-            self.video = Video(score, self.video.length + 1, self.env.ended)
-            yield from self.env.take()
+def _pictures(collector: Collector, env: RenderedEpisode) -> Iterator[np.ndarray]:
+    """Play the episode; its pictures `[H, W, 3]`, one of its start and one per decision."""
+    yield from env.take()
+    while not env.video.ended and env.video.length < LONGEST:
+        collector.collect()
+        yield from env.take()
 
 
 def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:

@@ -84,9 +84,11 @@ def test_train_refuses_to_resume_a_run_without_a_checkpoint(capsys, tmp_path):
     assert "checkpoint" in line and "latest.pt" in line
 
 
-def test_train_refuses_to_resume_a_run_with_a_damaged_config(capsys, tmp_path):
-    (tmp_path / "config.json").write_text('{"env": ', encoding="utf-8")
-    assert refusal(capsys, cli.train(["--resume", str(tmp_path)]))
+@pytest.mark.parametrize("text", ['{"env": ', '{"env": "CartPole-v1", "stop_reward": 475.0}', '{"num_envs": null}'])
+def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_another_version(text, capsys, tmp_path):
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    line = refusal(capsys, cli.train(["--resume", str(tmp_path)]))
+    assert f"a2c {a2c.__version__} can read, got '{tmp_path}': damaged, or of another version" in line
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,17 @@ def test_run_seeds_sample_differently_in_every_part_and_after_a_resumption():
     assert len({run.sampling(part) for run in seeds for part in range(20)}) == 40
 
 
+def test_a_worker_error_keeps_its_cause(monkeypatch):
+    def hang(**kwargs):
+        raise WorkerError("an environment did not respond") from EOFError()
+
+    with playing("CartPole-v1", backend="sync") as envs:
+        monkeypatch.setattr(envs.env, "reset", hang)
+        with pytest.raises(WorkerError) as error:
+            envs.reset()
+    assert isinstance(error.value.__cause__, EOFError) and envs.broken
+
+
 def test_abandon_ends_a_wait_for_a_worker_and_close_still_works():
     with playing("CartPole-v1", backend="async") as envs:
         envs.reset()

@@ -3,7 +3,11 @@
 import json
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -47,6 +51,11 @@ class Fragile(gym.Env):
         self.steps += 1
         if self.fails == "step":
             raise KeyError("cannot step")
+        if Fragile.FAILS == "interrupt":
+            Fragile.FAILS, self.stepping = "", True  # once
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)
+            self.stepping = False
         if self.fails == "die" and multiprocessing.parent_process() is not None:
             os._exit(3)
         obs = np.full(2, np.nan if self.fails == "nan" else 0.5, np.float32)
@@ -54,6 +63,10 @@ class Fragile(gym.Env):
 
     def render(self):
         return np.zeros((30, 40, 3), np.uint8)
+
+    def close(self):
+        if getattr(self, "stepping", False):
+            Fragile.FAILS = "closed while stepping"  # which may crash an emulator
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,13 +113,13 @@ def configure(**values):
 
 def refused(args, capsys):
     """The exit code and the one line of a command that leaves nothing behind and takes little memory."""
-    before, threads, rnn_state = set(threading.enumerate()), torch.get_num_threads(), memory_peak(restart=True)
+    before, threads, memory = set(threading.enumerate()), torch.get_num_threads(), memory_peak(restart=True)
     code = cli.main([str(arg) for arg in args])
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
     assert set(threading.enumerate()) == before and not multiprocessing.active_children()
     assert torch.get_num_threads() == threads
-    assert memory_peak() - rnn_state < 200_000, "kilobytes"
+    assert memory_peak() - memory < 200_000, "kilobytes"
     return code, error
 
 
@@ -288,3 +301,26 @@ def test_trainer_that_refuses_its_checkpoint_ends_its_threads(good, tmp_path):
     with pytest.raises(CheckpointError, match="NaN or infinite"):
         Trainer(parse_config(["--resume", str(run_dir), "--threads", "2"]))
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record"])
+def test_ctrl_c_closes_no_environment_while_a_thread_steps_it(command, good, capsys, monkeypatch):
+    monkeypatch.setattr(Fragile, "FAILS", "interrupt")
+    before = set(threading.enumerate())
+    assert cli.main([command, str(good)]) == 130
+    assert Fragile.FAILS == "" and capsys.readouterr().err == "" and set(threading.enumerate()) == before
+
+
+def test_ctrl_c_ends_an_evaluation_whose_environment_hangs(good):
+    code = "import signal, sys, threading, time, gymnasium as gym, test_evaluate\nfrom a2c.cli.commands import main\n"
+    code += "def hang(self, action):\n"
+    code += "    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n    time.sleep(600)\n"
+    code += "test_evaluate.Fragile.step = hang\ngym.register('Fragile-v0', entry_point=test_evaluate.Fragile)\n"
+    code += "sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "evaluate", str(good)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        timeout=60,
+        capture_output=True,
+    )
+    assert done.returncode == 130, done

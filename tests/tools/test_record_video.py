@@ -130,7 +130,7 @@ class Plain(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action)
         self.steps += 1
-        return np.zeros(2, np.float32), 1.0, self.steps == 7, False, {}
+        return np.zeros(2, np.float32), 0.1, self.steps == 7, False, {}
 
 
 class Drawn(Plain):
@@ -157,7 +157,7 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
         line = capsys.readouterr().err
         assert line.startswith("error: env must") and line.count("\n") == 1
         return
-    assert code == 0 and "score 7, 7 decisions" in capsys.readouterr().out
+    assert code == 0 and f"score {sum([0.1] * 7)}, 7 decisions" in capsys.readouterr().out
     video = cv2.VideoCapture(str(run_dir / "episode.mp4"))
     assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (8, 10)
     assert video.read()[1].shape == (30, 500, 3)
