@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from toys import spaces
 
 from a2c.algorithms.windows import SlidingWindows
-from a2c.batch import Experience, rollout_batch, unpack_batch
+from a2c.batch import Experience, unpack_batch
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.learner import Learner
@@ -355,7 +355,7 @@ def test_what_is_unpacked_outlives_the_rollout():
 
 def test_training_unpacks_without_a_copy():
     rollout = random_rollout(3, 4, seed=1)
-    batch = rollout_batch(rollout, Toy(), gamma=0.9, gae_lambda=1.0, reward_clip=0.0, off_policy=True)
+    batch = rollout.batch(Toy(), gamma=0.9, gae_lambda=1.0, reward_clip=0.0, off_policy=True)
     assert batch.actions.data_ptr() == rollout.actions.data_ptr()
     assert batch.behaviour_log_probs.data_ptr() == rollout.log_probs.data_ptr()
 
