@@ -1,4 +1,4 @@
-"""`evaluate` and `record` of runs that cannot be used: one line, the right exit code, nothing left behind."""
+"""`evaluate` and `record` of runs that cannot be used: one line, the right exit code, no file or process left over."""
 
 import json
 import multiprocessing
@@ -99,7 +99,7 @@ def configure(**values):
 
 
 def refused(args, capsys):
-    """The exit code and the one line of a command that leaves nothing behind and takes little memory."""
+    """The exit code and the one line of a command that leaves nothing over and takes little memory."""
     before, threads, rnn_state = set(threading.enumerate()), torch.get_num_threads(), memory_peak(restart=True)
     code = cli.main([str(arg) for arg in args])
     error = capsys.readouterr().err
