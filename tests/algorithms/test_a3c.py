@@ -1,4 +1,4 @@
-"""A3C: the same objective as A2C, updated by many workers; gradients copied; every decision counted; no process waits for ever."""
+"""A3C: the objective of A2C, updated by many workers; every decision counted; no process waits for ever."""
 
 import copy
 import csv
