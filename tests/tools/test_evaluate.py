@@ -171,7 +171,7 @@ BAD = {
     "a missing weight": (no_weight, "another network"),
     "a weight of another kind": (half_weight, "another network"),
     "a text for a weight": (put("network", "policy.0.bias", value="x"), "damaged state"),
-    "no network": (put("network", value=None), "damaged state"),
+    "no network": (put("network", value=None), "holds a bad network"),
     "lists in lists": (doubling_lists, "larger than the file"),
     "a list that holds itself": (list_of_itself, "larger than the file"),
     "a huge array of bytes": (put("scores", value=Allocates()), "got __builtin__ bytearray"),
