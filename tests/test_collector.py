@@ -1,4 +1,4 @@
-"""The collector writes down what happened: which observation, which action, which reward, which end."""
+"""The collector stores what happened: which observation, which action, which reward, which end."""
 
 import copy
 
@@ -48,7 +48,7 @@ def test_collect_aligns_flags_and_starts(compute, ends):
     none = torch.zeros_like(over)
     assert torch.equal(rollout.terminated, over if "terminated" in ends else none)
     assert torch.equal(rollout.truncated, over if "truncated" in ends else none)
-    starts = torch.cat([torch.ones(1, 2).bool(), over[:-1]])  # behind each end, and at the very beginning
+    starts = torch.cat([torch.ones(1, 2).bool(), over[:-1]])  # after each end, and at the very beginning
     assert torch.equal(rollout.starts, starts)
     assert torch.equal(rollout.starts, rollout.obs[:, :, 2] == 0)
 

@@ -1,4 +1,4 @@
-"""Statistics of pixels after very many frames, and of pictures in colour."""
+"""Pixel statistics after very many frames, and of images in colour."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""A network with a memory: kept, emptied, carried, replayed and saved at the right places."""
+"""Policies with an rnn_state: carried, reset, replayed and saved at the right places."""
 
 import copy
 from contextlib import closing
@@ -35,7 +35,7 @@ def compute():
 
 
 def lstm(units: int = 7, seed: int = 0) -> LstmA2C:
-    """A small network that really uses its memory: large weights, so that every step leaves a trace."""
+    """A small network that really uses its rnn_state: large weights, so that every step leaves a trace."""
     torch.manual_seed(seed)
     net = LstmA2C((3,), 5, units)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_learner_solves_a_memory_task_with_rnn_state_and_not_without(compute, rn
     torch.manual_seed(0)
     net = LstmA2C((3,), 2, 8)
     if not rnn_state:
-        net.rnn_state_size = 0  # the same network, forgetting after every decision
+        net.rnn_state_size = 0  # the same network without an rnn_state
     config = Config(
         precision="float32", threads=1, gamma=1.0, rollout_steps=8, learning_rate=0.02, adam_eps=1e-5, entropy_coef=0.0
     )
@@ -235,7 +235,7 @@ def test_evaluate_carries_the_rnn_state(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LstmA2C, "step", step)
     scores = evaluate(tmp_path / "run", 3)
-    # The rows start together; until the first game ends no memory is empty again.
+    # The rows start together; until the first episode ends no rnn_state is zero again.
     assert seen[0].all() and not any(row.any() for row in seen[1 : int(min(scores))])
     assert len(seen) == int(max(scores)) or seen[int(min(scores))].any()
 

@@ -60,7 +60,7 @@ def paper_returns(
         (1.0, [0, 1, 0], [0, 0, 0], [2.0, 2.0, 20.0]),
         # cut off in the middle: 2 + 16/2 = 10, then 1 + 10/2
         (1.0, [0, 0, 0], [0, 1, 0], [6.0, 10.0, 20.0]),
-        # both flags at once: the game's own end counts
+        # both flags at once: the terminated flag counts
         (1.0, [0, 1, 0], [0, 1, 0], [2.0, 2.0, 20.0]),
         # the same at lambda = 0.5: 2 + (16/2 + 20/2)/2 = 11; 1 + (8/2 + 11/2)/2 = 5.75
         (0.5, [0, 0, 0], [0, 0, 0], [5.75, 11.0, 20.0]),

@@ -1,4 +1,4 @@
-"""A3C: the same objective as A2C, stepped by many; gradients copied; every decision counted; nobody waits for ever."""
+"""A3C: the objective of A2C, updated by many workers; every decision counted; no process waits for ever."""
 
 import copy
 import csv
@@ -54,7 +54,7 @@ def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
 
 @pytest.mark.parametrize("flags", ONE.values(), ids=ONE.keys())
 def test_a3c_with_one_worker_equals_a2c_with_one_thread_bit_for_bit(flags, tmp_path):
-    alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one whatever is said
+    alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one in any case
     together = run(tmp_path / "a2c", [*flags, "--threads", "1"], "a2c")
     assert alone["updates"] == together["updates"] > 1
     for part in ("network", "env_steps", "scores", "metrics"):
@@ -326,7 +326,7 @@ def test_sync_merges_the_statistics_of_all_workers(network, tmp_path):
     frames = np.concatenate([seen_by(part, count) for part, count in zip(parts, counts, strict=True)])
     if network == "small":
         expected, exact = {"mean": frames.mean(0), "var": frames.var(0)}, 1e-3
-    else:  # the newest of some hundred frames weigh a few per cent more than the oldest
+    else:  # the last of some hundred frames weigh a few per cent more than the oldest
         bias = 1 - 0.9999 ** sum(counts)
         expected, exact = {"mean": bias * frames.mean(), "std": bias * frames.std((1, 2)).mean()}, 1e-2
     for name, number in expected.items():

@@ -1,4 +1,4 @@
-"""GA3C: players see the network through a wire, the trainer sees whole rollouts, and the lag is what it was."""
+"""GA3C: the predictor gives the outputs of the network, rollouts are whole, and the policy lag is measured."""
 
 import copy
 import statistics
@@ -26,10 +26,10 @@ from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--algorithm", "ga3c", "--num-envs", "4", "--no-progress", "--env-timeout", "5"]
-MEMORY = ["--preset", "cartpole-lstm", *FLAGS[2:]]
+LSTM = ["--preset", "cartpole-lstm", *FLAGS[2:]]
 
 
-@pytest.fixture(params=[FLAGS, MEMORY], ids=["mlp", "lstm"])
+@pytest.fixture(params=[FLAGS, LSTM], ids=["mlp", "lstm"])
 def setting(request):
     """Config, spaces, learner and compute of a small run."""
     config = parse_config(request.param)
@@ -37,7 +37,7 @@ def setting(request):
     config = resolve(config, spaces.obs_shape)
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces, compute)
-        with torch.no_grad():  # an untrained network says nearly the same to every observation
+        with torch.no_grad():  # an untrained network returns nearly the same for every observation
             for parameter in learner.net.parameters():
                 parameter.mul_(3)
         yield config, spaces, learner, compute
@@ -56,28 +56,28 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
         all_buffers[here] = buffers
         remotes.append(RemoteNetwork(buffers, there))
     draw = torch.Generator().manual_seed(0)
-    asked = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 2)]
-    memories = [torch.randn(len(obs), rnn_state_size(learner.net), generator=draw) for obs in asked]
-    starts = [torch.arange(len(obs)) % 2 == 0 for obs in asked]
-    answers = [None] * 3
+    requests = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 2)]
+    rnn_states = [torch.randn(len(obs), rnn_state_size(learner.net), generator=draw) for obs in requests]
+    starts = [torch.arange(len(obs)) % 2 == 0 for obs in requests]
+    replies = [None] * 3
 
-    def ask(i):
-        answers[i] = step(remotes[i], asked[i], memories[i], starts[i])
+    def request(i):
+        replies[i] = step(remotes[i], requests[i], rnn_states[i], starts[i])
 
     with closing(Predictor(learner, all_buffers, compute)) as predictor:
         for updates in (0, 5):
             learner.updates = updates
             predictor.sync()
-            threads = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
+            threads = [threading.Thread(target=request, args=(i,)) for i in range(3)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join(10)
             for i in range(3):
                 with torch.no_grad():
-                    torch.testing.assert_close(answers[i], step(learner.net, asked[i], memories[i], starts[i]))
+                    torch.testing.assert_close(replies[i], step(learner.net, requests[i], rnn_states[i], starts[i]))
             with torch.no_grad():
-                next(learner.net.parameters()).add_(0.1)  # the predictor's copy moves at `sync` alone
+                next(learner.net.parameters()).add_(0.1)  # the predictor's copy changes at `sync` alone
         predictor.check()
     assert [remote.versions for remote in remotes] == [[0, 5]] * 3
 
@@ -102,26 +102,26 @@ def test_recovery_restarts_a_predictor_that_fails(tmp_path, capsys):
     def fail(requests):
         raise RuntimeError("CUDA out of memory")
 
-    def advance_and_break():
+    def step_and_break():
         progress = training_step()
         if whole.learner.env_steps > 2000 and not broken:
             broken.append(whole.algorithm.predictor)
             broken[0]._predict = fail
         return progress
 
-    whole.algorithm.training_step = advance_and_break
+    whole.algorithm.training_step = step_and_break
     assert whole.run() == 0 and broken
     assert "the predictor failed: RuntimeError: CUDA out of memory: restarted at" in capsys.readouterr().out
 
 
 def test_actor_collects_as_a_collector_with_the_network_would(setting):
-    # Nothing is learned here, so the lag does not matter and the experience must be the same, bit for bit.
+    # Nothing is learned here, so policy lag does not matter and the experience must be the same, bit for bit.
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, minibatches: taken.append(copy.deepcopy(rollout))
-    algorithm.envs_per_batch = 2  # a rollout of one player
+    algorithm.envs_per_batch = 2  # a rollout of one actor
     algorithm.start(new_run=True)
     expected = []
     for part in make_tasks(config, 0):
@@ -130,7 +130,7 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
     theirs = [[], []]
     while min(map(len, theirs)) < 3:
         algorithm.training_step()
-        # What was shown after a rollout begins the player's next one.
+        # What was shown after a rollout begins the actor's next one.
         for rollout in taken:
             for played, wanted in zip(theirs, expected, strict=True):
                 begins = played[-1].next_obs if played else wanted[0].obs[0]
@@ -198,7 +198,7 @@ def test_actors_wait_for_a_slow_learner(setting):
     learn, policy_lags = learner.learn, []
 
     def slowly(rollout, minibatches):
-        time.sleep(0.03)  # in which a player could play many rollouts
+        time.sleep(0.03)  # in which an actor could collect many rollouts
         learn(rollout, minibatches)
         policy_lags.append(learner.policy_lag)
 
@@ -207,7 +207,7 @@ def test_actors_wait_for_a_slow_learner(setting):
     while len(policy_lags) < 40:
         algorithm.training_step()
     algorithm.close()
-    # Mostly the other's rollout and the rest of its own, two batches each, were learned since it was asked for.
+    # Mostly the other's rollout and the rest of its own, two batches each, were learned meanwhile.
     assert statistics.median(policy_lags) <= 4
 
 

@@ -97,7 +97,7 @@ def test_monitored_vector_env_refuses_another_autoreset_mode():
 
 
 def test_make_envs_native_does_not_share_metadata_between_instances():
-    # The class of ale-py writes the mode of the newest instance into one dictionary.
+    # The class of ale-py writes the mode of the last instance into one dictionary.
     with contextlib.closing(make_envs(Config(backend="native", num_envs=1))) as ours:
         other = AtariVectorEnv("pong", 1, autoreset_mode=AutoresetMode.NEXT_STEP)
         assert ours.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP

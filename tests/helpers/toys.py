@@ -1,4 +1,4 @@
-"""Toys that the tests share: environments whose numbers say where they come from, and tiny networks."""
+"""Toys that the tests share: environments whose numbers tell where they come from, and tiny networks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ N_ACTIONS = 5
 
 
 class CountingEnv(gym.Env):
-    """Observes (index, episode, step); pays `10 * step + action`; ends after `length` decisions.
+    """Shows (index, episode, step); pays `10 * step + action`; ends after `length` decisions.
 
     `ends` names the flags that the last decision sets: "terminated", "truncated", both or none.
     The step in an observation is the number of decisions taken so far, so a reward tells which
-    observation and which action it answers.
+    observation and which action it rewards.
     """
 
     action_space = gym.spaces.Discrete(N_ACTIONS)
@@ -148,7 +148,7 @@ def _same(env: gym.Env) -> gym.Env:
 
 
 def play(env: gym.Env, actions: Iterable[int]) -> list[tuple[Any, ...]]:
-    """What comes back from each decision, and the first observation of the next game where one ended; own copies."""
+    """What comes back from each decision, and the first observation of the next episode where one ended; own copies."""
     trace = []
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(int(action))

@@ -91,7 +91,7 @@ def test_run_dir_refuses_a_pipe_in_place_of_a_file(finished, tmp_path):
 
 def test_record_video_follows_no_link(finished, tmp_path, monkeypatch):
     def write(path, pictures, fps):
-        path.write_bytes(b"film")
+        path.write_bytes(b"video")
 
     monkeypatch.setitem(WRITERS, ".gif", write)
     (tmp_path / "precious").write_text("precious")
@@ -99,7 +99,7 @@ def test_record_video_follows_no_link(finished, tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(tmp_path / "precious")
     record_video(finished, tmp_path / "episode.gif")
     assert (tmp_path / "precious").read_text() == "precious"
-    assert (tmp_path / "episode.gif").read_bytes() == b"film" and not (tmp_path / "episode.gif").is_symlink()
+    assert (tmp_path / "episode.gif").read_bytes() == b"video" and not (tmp_path / "episode.gif").is_symlink()
 
 
 def states_of(run, directory, copies):

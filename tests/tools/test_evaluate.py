@@ -1,4 +1,4 @@
-"""`evaluate` and `record` of runs that cannot be used: one line, the right exit code, nothing left behind."""
+"""`evaluate` and `record` of runs that cannot be used: one line, the right exit code, no file or process left over."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A film shows the game that the policy played, whole, or nothing is written."""
+"""A video shows the episode that the policy played, whole, or nothing is written."""
 
 import importlib.util
 import resource
@@ -147,9 +147,9 @@ class Drawn(Plain):
 
 @pytest.mark.parametrize("env", [Plain, Drawn])
 def test_record_command_records_other_environments_or_refuses_them(env, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(gym.registry, "Film-v0", gym.envs.registration.EnvSpec("Film-v0", entry_point=env))
+    monkeypatch.setitem(gym.registry, "Video-v0", gym.envs.registration.EnvSpec("Video-v0", entry_point=env))
     run_dir = tmp_path / "run"
-    assert cli.train(["--env", "Film-v0", *SMALL, "--run-dir", str(run_dir)]) == 0
+    assert cli.train(["--env", "Video-v0", *SMALL, "--run-dir", str(run_dir)]) == 0
     capsys.readouterr()
     code = cli.main(["record", str(run_dir)])
     if env is Plain:
