@@ -363,7 +363,10 @@ def test_trainer_that_is_killed_leaves_no_worker_of_a3c_and_ga3c(algorithm, tmp_
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["format"]
 
 
-@pytest.mark.parametrize(("algorithm", "sign"), [("a3c", signal.SIGINT), ("ga3c", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("algorithm", "sign"),
+    [("a3c", signal.SIGINT), pytest.param("ga3c", signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_trainer_stops_in_order_at_a_signal_to_the_whole_group(algorithm, sign, tmp_path):
     flags = [*CARTPOLE, "--algorithm", algorithm, "--workers", "2", "--total-env-steps", "100000000"]
     command = [sys.executable, "-m", "a2c", "train", *flags, "--run-dir", str(tmp_path / "run")]

@@ -75,6 +75,7 @@ def test_train_command_keeps_no_other_threads_busy(trained, tmp_path):
     assert spent(["train"], tmp_path / "run")["train"] < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.get_num_threads() == 1, reason="one core: nothing could spin")
 def test_evaluate_and_record_keep_no_other_threads_busy(trained):
     seconds = spent(["evaluate", "record"], trained[0])

@@ -60,7 +60,13 @@ def undisturbed(tmp_path_factory):
     return run_dir, play(run_dir, PONG)
 
 
-@pytest.mark.parametrize("disturb", DISTURBANCES.values(), ids=DISTURBANCES.keys())
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        pytest.param(disturb, marks=[pytest.mark.slow] * (name == "kill"), id=name)  # "kill all" is harder
+        for name, disturb in DISTURBANCES.items()
+    ],
+)
 def test_recovery_gives_the_bits_of_a_run_without_failures(disturb, undisturbed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_state, "CAPTURE_EVERY", 3)
     state = play(tmp_path / "run", PONG, disturb)

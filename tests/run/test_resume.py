@@ -85,13 +85,13 @@ def test_trainer_resumed_after_a_signal_to_its_process_group(tmp_path):
 
 
 @pytest.mark.parametrize("until", ["0", "16"], ids=["begins to slide", "slides no more"])
-def test_trainer_resumed_with_another_sliding_batch_goes_on_with_its_episodes(until, tmp_path, capsys):
+def test_trainer_resumed_with_another_sliding_batch_continues_its_episodes(until, tmp_path, capsys):
     flags = ["--preset", "cartpole", "--backend", "sync", "--num-envs", "4", "--threads", "1", "--rollout-steps", "8"]
     run(tmp_path / "run", [*flags, "--gae-lambda", "1", "--num-minibatches", "1", "--sliding-batch", until], [64])
     now = 16 - int(until)
     resume = ["--resume", str(tmp_path / "run"), "--sliding-batch", str(now), "--stop-after", "128", "--no-progress"]
     assert Trainer(parse_config(resume)).run() == 0
-    assert "resumed at 64 env_steps; its episodes go on" in capsys.readouterr().out
+    assert "resumed at 64 env_steps; its episodes continue" in capsys.readouterr().out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] == 128 and (state["algorithm"]["windows"] is not None) == (now > 0)
 

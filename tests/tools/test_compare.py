@@ -93,6 +93,7 @@ def test_compare_lets_only_settings_differ_that_change_no_result():
     assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every"}
 
 
+@pytest.mark.slow
 def test_compare_continues_its_runs_to_a_later_stop(tmp_path):
     run_dir = tmp_path / "out" / "a2c-0"
     assert cli.main(["train", *TINY, "--stop-after", "1024", "--run-dir", str(run_dir)]) == 0  # rollouts of 128

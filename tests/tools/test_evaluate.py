@@ -311,6 +311,7 @@ def test_ctrl_c_closes_no_environment_while_a_thread_steps_it(command, good, cap
     assert Fragile.FAILS == "" and capsys.readouterr().err == "" and set(threading.enumerate()) == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_whose_environment_hangs(good):
     code = "import signal, sys, threading, time, gymnasium as gym, test_evaluate\nfrom a2c.cli.commands import main\n"
     code += "def hang(self, action):\n"
