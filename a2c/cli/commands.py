@@ -111,7 +111,7 @@ def _evaluate(options: Evaluate) -> int:
         cuda=options.cuda,
     )
     print(
-        f"{len(scores)} episodes of {options.run_dir}: mean {scores.mean():.2f}, "
+        f"{len(scores)} {'episode' if len(scores) == 1 else 'episodes'} of {options.run_dir}: mean {scores.mean():.2f}, "
         f"standard deviation {scores.std():.2f}, min {format_number(scores.min())}, max {format_number(scores.max())}"
     )
     return 0

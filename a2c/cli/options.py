@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from a2c.config.config import Algorithm, Config
+from a2c.config.config import AlgorithmName, Config
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Compare:
 
     out: Annotated[Path, tyro.conf.Positional]
     """Directory of the comparison: a run directory per algorithm and seed, compare.csv, compare.png (path)."""
-    algorithms: tuple[Algorithm, ...] = ("a2c", "a3c", "ga3c")
+    algorithms: tuple[AlgorithmName, ...] = ("a2c", "a3c", "ga3c")
     """Algorithms to compare (names)."""
     seeds: tuple[int, ...] = (0,)
     """Seeds, one run each per algorithm (integers, 0 or more)."""

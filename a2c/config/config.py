@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from a2c.config.presets import PRESETS
 from a2c.config.validation import Range, check, check_choice
 
-Algorithm = Literal["a2c", "a3c", "ga3c"]
+AlgorithmName = Literal["a2c", "a3c", "ga3c"]
 Backend = Literal["async", "native", "sync"]
 Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm"]
 Optimizer = Literal["adam", "rmsprop"]
@@ -28,7 +28,7 @@ class Config:
 
     preset: str = "default"
     """Named set of defaults for the other settings (see the README's table)."""
-    algorithm: Algorithm = "a2c"
+    algorithm: AlgorithmName = "a2c"
     """a2c: collect, then learn; a3c: workers that share one network; ga3c: actors, a predictor and a trainer."""
     workers: Annotated[int, Range(0, 1024)] = 0
     """Worker processes of a3c (at most num_minibatches) or actors of ga3c (count; 0 = 1 per core, 2 for ga3c)."""
