@@ -110,9 +110,10 @@ def _evaluate(options: Evaluate) -> int:
         seed=options.seed,
         cuda=options.cuda,
     )
+    episodes = f"{len(scores)} {'episode' if len(scores) == 1 else 'episodes'}"
     print(
-        f"{len(scores)} {'episode' if len(scores) == 1 else 'episodes'} of {options.run_dir}: mean {scores.mean():.2f}, "
-        f"standard deviation {scores.std():.2f}, min {format_number(scores.min())}, max {format_number(scores.max())}"
+        f"{episodes} of {options.run_dir}: mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, "
+        f"min {format_number(scores.min())}, max {format_number(scores.max())}"
     )
     return 0
 
