@@ -90,8 +90,7 @@ class Learner:
     def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
         result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy)
         norm = clipped_step(self.net, self.optimizer, result.gradients, self.config.max_grad_norm)
-        if self.replica is not self.net:
-            sync_replica(self.replica, self.net)
+        self.sync()
         return result._replace(gradients=()), norm
 
     def update_normalizer(self, obs: Tensor) -> None:
@@ -100,11 +99,12 @@ class Learner:
         if norm is not None:
             norm.update((obs[:, :, -1] if norm.stacked else obs).flatten(0, 1))
 
-    def sync(self, statistics: Sequence[PixelNorm | FrameNorm]) -> None:
-        """Copy the current shared parameters into the replica; merge the pixel statistics of all learners."""
+    def sync(self, statistics: Sequence[PixelNorm | FrameNorm] = ()) -> None:
+        """Copy the current parameters into the replica; `statistics`: of the pixels, of all learners, to be merged."""
         if self.normalizer is not None and statistics:
             self.normalizer.merge(statistics)
-        sync_replica(self.replica, self.net)
+        if self.replica is not self.net:
+            sync_replica(self.replica, self.net)
 
     def set_counts(self, env_steps: int, updates: int) -> None:
         """Set the counts to those of all learners of the run together."""
@@ -140,7 +140,7 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.net.load_state_dict(state["network"])
-        sync_replica(self.replica, self.net)
+        self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}

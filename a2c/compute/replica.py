@@ -32,8 +32,7 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
 @torch.no_grad()
 def sync_replica(replica: nn.Module, net: nn.Module) -> None:
     """Give `replica` the parameters that `net` has now, and its statistics where it has its own."""
-    if replica is not net:
-        torch._foreach_copy_(list(replica.parameters()), list(net.parameters()))
-        for mine, theirs in zip(replica.buffers(), net.buffers(), strict=True):
-            if mine is not theirs:
-                mine.copy_(theirs)
+    torch._foreach_copy_(list(replica.parameters()), list(net.parameters()))
+    for mine, theirs in zip(replica.buffers(), net.buffers(), strict=True):
+        if mine is not theirs:
+            mine.copy_(theirs)
