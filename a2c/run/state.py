@@ -103,9 +103,8 @@ class RunState:
 
     def restore(self) -> None:
         """Set learner and scores to the copy in memory. What stays: wall time, and which policy is in best.pt."""
-        state = copy.deepcopy(self.in_memory)
-        self.learner.load_state_dict(state)
-        self.scores.load_state_dict(state["scores"])
+        self.learner.load_state_dict(self.in_memory)  # both copy what they take
+        self.scores.load_state_dict(self.in_memory["scores"])
 
     def save_when_due(self, outputs: RunOutputs) -> None:
         """Write a checkpoint when it is due, else copy the state into memory when that is due."""
