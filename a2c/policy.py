@@ -42,17 +42,17 @@ class Policy:
         return Decision(actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), values.float().squeeze(1))
 
     def _choose(self, logits: Tensor, log_probs: Tensor) -> Tensor:
-        try:
-            if not self.greedy:
+        if not self.greedy:
+            try:
                 return torch.multinomial(log_probs.exp(), 1, generator=self.generator)
-        except RuntimeError:
-            if not log_probs.isnan().any():
-                raise
-        if log_probs.isnan().any():
-            raise FloatingPointError(
-                "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
-            )
-        return logits.argmax(dim=1, keepdim=True)  # log_softmax rounds: two logits may become equal
+            except RuntimeError:
+                if not log_probs.isnan().any():
+                    raise
+        elif not log_probs.isnan().any():
+            return logits.argmax(dim=1, keepdim=True)  # log_softmax rounds: two logits may become equal
+        raise FloatingPointError(
+            "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What the next decision depends on besides the network; the tensors are the live ones."""
