@@ -66,7 +66,7 @@ class Learner:
         minibatches: Sequence[Minibatch] | None = None,
         count: Callable[[], int] | None = None,
     ) -> None:
-        """One optimiser step on each minibatch, then the pixel statistics.
+        """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
 
         `minibatches`: by default `config.num_minibatches` of the rollout. `count`, called after each step, returns the
         number of updates so far; without it, each step adds one. Raises FloatingPointError
@@ -77,7 +77,8 @@ class Learner:
             group["lr"] = learning_rate(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
-        for minibatch in rollout.split(self.config.num_minibatches) if minibatches is None else minibatches:
+        once = rollout.split(self.config.num_minibatches) if minibatches is None else minibatches
+        for minibatch in [*once] * self.config.epochs:
             lags.append(minibatch.policy_lag(self.updates))
             done.append(self._update(minibatch, off_policy=lags[-1] > 0))
             self.updates = count() if count else self.updates + 1

@@ -105,6 +105,36 @@ def test_clipped_step_equals_plain_torch():
     torch.testing.assert_close(flat(net), flat(plain), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_that_acted(epochs):
+    config = replace(CONFIG, network="mlp", epochs=epochs, num_minibatches=2, num_envs=10, lr_decay=False)
+    rollout = random_rollout(envs=10)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 3), compute)
+        plain = copy.deepcopy(learner.net)
+        with torch.no_grad():  # the policy that acts is the one that learns first
+            log_probs = torch.log_softmax(plain(rollout.obs.flatten(0, 1))[0], 1)
+        rollout.log_probs = log_probs.gather(1, rollout.actions.flatten()[:, None]).view(6, 10)
+        learner.learn(rollout)
+    assert learner.updates == 2 * epochs and learner.env_steps == 60
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, eps=1e-4)
+    ratios = []
+    for half in [*rollout.split(2)] * epochs:
+        states, actions, returns = unpack_batch(half, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
+        behaviour = half.log_probs.flatten()
+        loss = a2c_loss(
+            *plain(states), actions, returns, entropy_coef=0.05, value_coef=0.7, behaviour_log_probs=behaviour
+        )
+        optimizer.zero_grad()
+        loss.total.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.4)
+        optimizer.step()
+        ratios.append(float(loss.ratio))
+    assert ratios[0] == pytest.approx(1.0) and max(ratios[1:]) < 0.9999
+    assert learner.metrics()["ratio"] == pytest.approx(ratios[-1], rel=1e-4)
+    torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("log_eps", [None, 0.2])
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_compute_gradients_passes_the_policy_lag_and_log_eps_to_the_loss(off_policy, log_eps):

@@ -72,6 +72,8 @@ class Config:
     """Length of a rollout (steps per environment)."""
     num_minibatches: Annotated[int, Range(1, 10_000)] = 5
     """Minibatches per rollout, split by environment, one optimiser step each (count; at most num_envs)."""
+    epochs: Annotated[int, Range(1, 1000)] = 1
+    """Times each rollout is learned from; after the first step its samples are weighted by importance ratios (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
     """Learn n-step windows that slide over the episodes, n = rollout_steps (transitions per batch; 0 = off)."""
     gamma: Annotated[float, Range(0.0, 1.0)] = 0.99

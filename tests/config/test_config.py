@@ -117,7 +117,7 @@ def test_config_refuses_zero_where_a_range_is_above_it(name):
         Config(**{name: 0.0})
 
 
-@pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}])
+@pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}])
 def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
     good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1}
     assert Config(**good).sliding_batch == 32
