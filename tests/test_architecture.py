@@ -23,7 +23,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     ),
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": ("meters", "files", "logger", "console", "results", "plots"),
-    "run": ("run_dir", "checkpoint", "outputs", "state", "stop", "recovery", "trainer"),
+    "run": ("run_dir", "checkpoint", "policies", "outputs", "state", "stop", "recovery", "trainer"),
     "tools": (
         *("load", "evaluate", "record_video", "about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
