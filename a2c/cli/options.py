@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from a2c.config.config import AlgorithmName, Config
+from a2c.config.config import Config
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,19 @@ class RecordVideo:
 
 @dataclass(frozen=True)
 class Compare:
-    """Train several algorithms with the same settings, budget and seeds, and plot them side by side.
+    """Train every combination of settings over several seeds, and compare them in tables and one picture.
 
     All other options are those of `a2c train`. The same command continues a comparison that was stopped.
     """
 
     out: Annotated[Path, tyro.conf.Positional]
-    """Directory of the comparison: a run directory per algorithm and seed, compare.csv, compare.png (path)."""
-    algorithms: tuple[AlgorithmName, ...] = ("a2c", "a3c", "ga3c")
-    """Algorithms to compare (names)."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds, one run each per algorithm (integers, 0 or more)."""
+    """Directory of the comparison: a run directory per setting and seed, two tables, compare.png (path)."""
+    vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Option of `a2c train` and its values, such as rollout_steps=20,64; every combination is trained (FIELD=V1,V2)."""
+    seeds: tuple[str, ...] = ("0",)
+    """Seeds, one run each per setting, such as 0..4 or 0,3,7 (integers, 0 or more)."""
+    jobs: int = 1
+    """Runs that are trained at the same time; they share the cores where --threads is not given (count)."""
 
 
 Options = Config | Evaluate | RecordVideo | Compare

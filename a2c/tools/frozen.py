@@ -1,13 +1,15 @@
-"""The policies that a run has kept, played one after the other until one reaches the target. No torch until then."""
+"""The policies that a run has kept, played one after the other until one reaches the run's target."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from a2c.metrics.files import CsvTable, read_table
 from a2c.processes.start import stop_with_input
+from a2c.run.checkpoint import LATEST, load_checkpoint
+from a2c.run.policies import kept_policies
+from a2c.tools.evaluate import evaluate
 
 EPISODES = 30  # that each policy plays
 COLUMNS = ("env_steps", "episodes", "mean", "standard_deviation", "min", "max")  # of evaluations.csv
@@ -15,7 +17,7 @@ CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1
 
 
 def command(run_dir: Path, target: float, threads: int) -> list[str]:
-    """The command line of a process that evaluates what `to_evaluate` returns."""
+    """The command line of a process that calls `evaluate_kept`."""
     return [sys.executable, "-c", CODE, str(run_dir), str(target), str(threads)]
 
 
@@ -27,45 +29,36 @@ def main(run_dir: str, target: str, threads: str) -> int:
 
 
 def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
-    """Evaluate the run's kept policies in the order of their decisions, until a mean score is `target` or above.
+    """Evaluate the run's kept policies and then its last one, until a mean score is `target` or above.
 
     A row of evaluations.csv is written after each, so that a call continues where another was stopped. Raises what
-    `evaluate` raises.
+    `evaluate` raises, and OSError where the disk refuses.
     """
-    from a2c.tools.evaluate import evaluate
-
-    table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=_last(run_dir))
-    for path in to_evaluate(run_dir, target):
-        scores = evaluate(run_dir, EPISODES, checkpoint=f"{path.parent.name}/{path.name}", threads=threads)
-        row = (int(path.stem), len(scores), scores.mean(), scores.std(), scores.min(), scores.max())
-        table.add([row])
-        print(", ".join(f"{name} {value:g}" for name, value in zip(COLUMNS, row, strict=True)), flush=True)
-        if scores.mean() >= target:
-            return
-
-
-def to_evaluate(run_dir: Path, target: float) -> list[Path]:
-    """Kept policies after the last that was evaluated, in the order of their decisions; none once one reached `target`.
-    """
-    if reached(run_dir, target) is not None:
-        return []
-    last, kept = _last(run_dir), (run_dir / "policies").glob("*.pt")
-    return sorted((path for path in kept if path.stem.isdecimal() and int(path.stem) > last), key=lambda p: int(p.stem))
+    means = evaluated(run_dir)
+    last = max(means, default=-1)
+    table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=last)
+    if max(means.values(), default=-float("inf")) >= target:
+        return
+    policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
+    policies.setdefault(load_checkpoint(run_dir / LATEST)["env_steps"], LATEST)
+    for steps, checkpoint in sorted(policies.items()):
+        if steps > last:
+            scores = evaluate(run_dir, EPISODES, checkpoint=checkpoint, threads=threads)
+            table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
+            print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
+            if scores.mean() >= target:
+                return
 
 
-def reached(run_dir: Path, target: float) -> int | None:
-    """Decisions of the first kept policy whose mean score is `target` or above; None where there is none so far."""
-    return next((steps for steps, mean in _rows(run_dir) if mean >= target), None)
-
-
-def _last(run_dir: Path) -> int:
-    return max((steps for steps, _ in _rows(run_dir)), default=-1)
-
-
-def _rows(run_dir: Path) -> Sequence[tuple[int, float]]:
-    """env_steps and mean of the policies that were evaluated."""
+def evaluated(run_dir: Path) -> dict[int, float]:
+    """Mean score of each policy of a run that was evaluated, by its env_steps."""
     try:
         table = read_table(run_dir / "evaluations.csv", ("env_steps", "mean"))
     except FileNotFoundError:
-        return []
-    return [(int(steps), float(mean)) for steps, mean in zip(*table.values(), strict=True)]
+        return {}
+    return {int(steps): float(mean) for steps, mean in zip(table["env_steps"], table["mean"], strict=True)}
+
+
+def first_frozen(run_dir: Path, target: float) -> int | None:
+    """env_steps of the first policy that was evaluated at `target` or above, or None."""
+    return min((steps for steps, mean in evaluated(run_dir).items() if mean >= target), default=None)
