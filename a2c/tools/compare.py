@@ -46,6 +46,8 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
 
 def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
     """Write compare.csv, summary.csv and compare.png; print the table and the runs that failed."""
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    runs = sorted(runs, key=lambda run: settings.index(run.setting))
     rows = [row_of(out, run, codes[run.name]) for run in runs]
     summaries = summarise(runs, rows)
     write_csv(out / "compare.csv", rows)
