@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -73,7 +73,7 @@ class Jobs:
         self.ended = self._read()
         self.codes: dict[str, int] = {}
         self.running: set[subprocess.Popen[bytes]] = set()
-        self.lock = threading.Lock()  # of `running`
+        self.lock = threading.Lock()  # of what the threads share
 
     def is_finished(self, run: Run) -> bool:
         """Whether a run needs no process any more."""
@@ -93,11 +93,12 @@ class Jobs:
             Lines(len(runs), len(self.codes)) as lines,
             ThreadPoolExecutor(jobs) as pool,
         ):
-            waiting = {pool.submit(self._job, run, lines): run for run in missing}
+            waiting = {pool.submit(self._job, run, lines) for run in missing}
             try:
                 while waiting:
-                    for job in wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                        self._end(waiting.pop(job), job, lines)
+                    done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                    for job in done:
+                        job.result()  # raises what the thread raised
                     lines.show(len(self.codes), len(self.running))
             except BaseException as error:
                 self.request.handle(signal.SIGTERM, None)
@@ -105,20 +106,41 @@ class Jobs:
                     self._interrupt()
                 raise
 
-    def _job(self, run: Run, lines: Lines) -> int | None:
-        """Train one run and evaluate its policies; the exit status, or None where it was stopped. In a thread."""
+    def _job(self, run: Run, lines: Lines) -> None:
+        """Train one run, evaluate its policies, record how it ended. In a thread of its own."""
         if self.request:
-            return None
-        run_dir, config = self.out / run.name, run.config
-        lines.print(f"begin  {run.setting} seed {config.seed}")
+            return
+        name = f"{run.setting} seed {run.config.seed}"
+        lines.print(f"begin  {name}")
+        try:
+            code = self._train(run)
+            why = last_line(self.out / f"{run.name}.log")
+        except OSError as error:  # no process, or no log
+            code, why = FAILED, str(error)
+        if code and self.request:
+            lines.print(f"stop   {name}")
+            return
+        lines.print(f"failed {name}: {why}" if code else f"end    {name}: {describe(self.out, run)}")
+        with self.lock:
+            self.codes[run.name] = code
+            self.ended[run.name] = {"exit_status": code, "stop_after": run.config.stop_after}
+            try:
+                write_atomically(self.out / STATUS, (json.dumps(self.ended, indent=2) + "\n").encode())
+            except OSError as error:  # where it is missing, the next comparison asks the run itself
+                lines.print(f"{STATUS} could not be written: {error}")
+
+    def _train(self, run: Run) -> int:
+        """The exit status of a run: of its training, else of the evaluation of the policies that it has kept."""
+        run_dir, target = self.out / run.name, run.config.target_score
         flags = [*run.flags, "--run-dir", str(run_dir)]
         if (run_dir / LATEST).exists():
-            flags = ["--resume", str(run_dir), "--stop-after", str(config.stop_after)]
+            flags = ["--resume", str(run_dir), "--stop-after", str(run.config.stop_after)]
         code = self._call([*self.train, *flags], f"a2c train {shlex.join(flags)}", run)
-        if code == 0 and not self.request and run.keeps_policies and config.target_score is not None:
-            scan = command(run_dir, config.target_score, config.threads)
-            code = self._call(scan, "evaluate the policies that were kept", run)
-        return None if code and self.request else code
+        if code or target is None or not run.keeps_policies:
+            return code
+        if self.request:
+            return 128 + self.request.number
+        return self._call(command(run_dir, target, run.config.threads), "evaluate the policies that were kept", run)
 
     def _call(self, arguments: Sequence[str], title: str, run: Run) -> int:
         """The exit status of a process that writes to the run's log and is asked to stop when this one is."""
@@ -152,23 +174,6 @@ class Jobs:
             for process in self.running:
                 process.send_signal(signal.SIGINT)
 
-    def _end(self, run: Run, job: Future[int | None], lines: Lines) -> None:
-        """Record how a run has ended, and print it."""
-        try:
-            code = job.result()
-        except OSError as error:  # no process, or no log
-            code, why = FAILED, str(error)
-        else:
-            why = last_line(self.out / f"{run.name}.log")
-        name = f"{run.setting} seed {run.config.seed}"
-        if code is None:
-            lines.print(f"stop   {name}")
-            return
-        self.codes[run.name] = code
-        self.ended[run.name] = {"exit_status": code, "stop_after": run.config.stop_after}
-        write_atomically(self.out / STATUS, (json.dumps(self.ended, indent=2) + "\n").encode())
-        lines.print(f"failed {name}: {why}" if code else f"end    {name}: {describe(self.out, run)}")
-
     def _read(self) -> dict[str, dict[str, int]]:
         try:
             return dict(json.loads(read_small(self.out / STATUS)))
@@ -179,15 +184,18 @@ class Jobs:
 
 
 def describe(out: Path, run: Run) -> str:
-    """The result of a run that has ended, in a few words."""
+    """The result of a run that has ended well, in a few words."""
     row, target = row_of(out, run, 0), run.config.target_score
-    parts = [f"{row['env_steps']:,} decisions, {format_duration(row['seconds'])}"]
+    text = f"{row['env_steps']:,} decisions in {format_duration(row['seconds'])}"
     if target is not None:
-        parts.append(f"{target:g} " + (f"at {row['steps_to_target']:,}" if row["steps_to_target"] != "" else "missed"))
+        text += f", {target:g} {_when(row['steps_to_target'])}"
     if run.keeps_policies:
-        frozen = row["frozen_steps_to_target"]
-        parts.append("frozen " + (f"at {frozen:,}" if frozen != "" else "missed"))
-    return ", ".join([*parts, f"best mean {format_score(float(row['best'] or 'nan'))}"])
+        text += f", frozen {_when(row['frozen_steps_to_target'])}"
+    return f"{text}, best mean {format_score(float(row['best'] or 'nan'))}"
+
+
+def _when(env_steps: int | str) -> str:
+    return f"at {env_steps:,}" if env_steps != "" else "missed"
 
 
 def last_line(log: Path) -> str:
