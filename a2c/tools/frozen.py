@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from a2c.metrics.files import CsvTable, read_table
 from a2c.processes.start import stop_with_input
 from a2c.run.checkpoint import LATEST, load_checkpoint
@@ -37,7 +39,7 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     means = evaluated(run_dir)
     last = max(means, default=-1)
     table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=last)
-    if max(means.values(), default=-float("inf")) >= target:
+    if max(means.values(), default=-np.inf) >= target:
         return
     policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
     policies.setdefault(load_checkpoint(run_dir / LATEST)["env_steps"], LATEST)
@@ -56,7 +58,8 @@ def evaluated(run_dir: Path) -> dict[int, float]:
         table = read_table(run_dir / "evaluations.csv", ("env_steps", "mean"))
     except FileNotFoundError:
         return {}
-    return {int(steps): float(mean) for steps, mean in zip(table["env_steps"], table["mean"], strict=True)}
+    rows = np.stack(list(table.values()), axis=1)
+    return {int(steps): float(mean) for steps, mean in rows[np.isfinite(rows).all(axis=1)]}
 
 
 def first_frozen(run_dir: Path, target: float) -> int | None:
