@@ -17,8 +17,8 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
     """Train what is missing of `runs` in `out`, `jobs` at a time, then write and print the results of all.
 
     `train` starts one training, given flags; `command` is the command line, for about.json. Returns 0; 1 where a run
-    has failed, which counts as one that missed its target; 128 + the number of the signal that stopped it. ValueError
-    before anything starts where a run cannot be made, `out` holds another run in its place, or is in use.
+    has failed, which counts as a miss unless it had reached the target; 128 + the number of the signal that stopped it.
+    ValueError before anything starts where a run cannot be made, `out` holds another run in its place, or is in use.
     """
     runs = resolved(runs)
     check_runs(out, runs)
@@ -32,11 +32,9 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
         if not all(work.is_finished(run) for run in runs):
             write_about(out / "about.json", comparison_facts(command, jobs))
         work.train_all(runs, jobs)
-        if work.request:
-            finished = sum(code == 0 for code in work.codes.values())
-            print(
-                f"stopped by {work.request.name}, {finished} of {len(runs)} runs finished; the same command continues"
-            )
+        if len(work.codes) < len(runs):
+            finished = f"{sum(code == 0 for code in work.codes.values())} of {len(runs)} runs finished"
+            print(f"stopped by {work.request.name}, {finished}; the same command continues")
             return 128 + work.request.number
         report(out, runs, work.codes)
         return int(any(work.codes.values()))
@@ -57,4 +55,6 @@ def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
     for run in runs:
         if code := codes[run.name]:
             log = out / f"{run.name}.log"
-            print(f"{run.name} failed with exit status {code}, and counts as a miss: {last_line(log)} ({log})")
+            print(
+                f"{run.name} failed with exit status {code}: {last_line(log)} (see {log}); the same command retries it"
+            )

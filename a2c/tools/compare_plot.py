@@ -72,7 +72,7 @@ def _label(summary: Row) -> str:
     """Setting, number of runs that reach the target, and their median; or the best mean where there is no target."""
     if summary["target"] == "":
         best = format_score(float(summary["median_best"] or "nan"))
-        return f"{summary['setting']}: {summary['runs']} runs, best mean {best}"
+        return f"{summary['setting']}: {summary['runs']} run{'s' * (summary['runs'] > 1)}, best mean {best}"
     steps = summary["median_steps_to_target"]
     median = f"median {steps:,.0f} decisions" if np.isfinite(steps) else f"median above {summary['budget']:,}"
     return f"{summary['setting']}: {summary['solved']} of {summary['runs']} reach {summary['target']:g}, {median}"

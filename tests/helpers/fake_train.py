@@ -1,7 +1,7 @@
-"""Stands for `a2c train` in a comparison: writes the files of a run at once, then does what `--do` or a file says.
+"""Stands for `a2c train` in a comparison: writes the files of a run at once, then does what `--do` says.
 
-`end` (exit code 0), `fail` (exit code 1 with a line), `fail once`, `wait` (save and exit at SIGTERM), `stubborn` (exit
-at SIGINT only). `--resume` ends at once.
+`end` (exit code 0), `fail` (low scores, exit code 1 with a line), `fail once`, `wait` (exit at SIGTERM), `stubborn`
+(exit at SIGINT only). `--resume` ends at once.
 """
 
 import signal
@@ -15,7 +15,8 @@ def main(args):
     run_dir, todo = Path(given.get("--run-dir") or given["--resume"]), given.get("--do", "end")
     failed_before = run_dir.exists()
     run_dir.mkdir(exist_ok=True)
-    write(run_dir, float(given.get("--score", 500)))
+    fails = todo == "fail" or (todo == "fail once" and not failed_before)
+    write(run_dir, 100 if fails else 500)
     with open(run_dir / "times.txt", "a") as file:
         print(time.monotonic(), file=file, flush=True)
         if todo == "wait":
@@ -23,16 +24,16 @@ def main(args):
         elif todo == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-        elif todo == "fail" or (todo == "fail once" and not failed_before):
+        elif fails:
             sys.exit("error: it is broken")
         (run_dir / "latest.pt").touch()  # from now on it can be stopped
         time.sleep(60 if todo in ("wait", "stubborn") else 0.3)
         print(time.monotonic(), file=file)
 
 
-def write(run_dir, score):
-    """The tables of a run with 120 episodes of `score` points each, 10 decisions and half a second apart."""
-    rows = [f"{10 * i},{i / 2},{score},10\n" for i in range(1, 121)]
+def write(run_dir, score, episodes=120):
+    """The tables of a run with episodes of `score` points each, 10 decisions and half a second apart."""
+    rows = [f"{10 * i},{i / 2},{score},10\n" for i in range(1, episodes + 1)]
     (run_dir / "episodes.csv").write_text("env_steps,seconds,score,length\n" + "".join(rows))
     (run_dir / "metrics.csv").write_text("env_steps,seconds,updates,policy_lag\n1200,60,600,1.5\n")
 
