@@ -166,7 +166,7 @@ def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
         "train --help": ["a2c train", "--num-envs", "--seed"],
         "evaluate --help": ["a2c evaluate", "PATH", "--episodes"],
         "record --help": ["a2c record", "PATH", "--out"],
-        "compare --help": ["a2c compare", "PATH", "--algorithms"],
+        "compare --help": ["a2c compare", "PATH", "--vary", "--seeds", "--jobs"],
     }.items():
         with pytest.raises(SystemExit) as end:
             cli.main(args.split())

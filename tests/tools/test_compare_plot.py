@@ -16,7 +16,7 @@ from a2c.tools.summary import row_of, summarise
 
 @pytest.fixture
 def axes_of(monkeypatch, tmp_path):
-    """Draw a comparison of `settings`, with a run for each of their scores (and lengths), and return both axes and the legend."""
+    """Draw a comparison of `settings`, with a run for each of their scores (and lengths); both axes and the legend."""
     figures = []
     monkeypatch.setattr(compare_plot, "picture", lambda figure: figures.append(figure) or b"picture")
 

@@ -65,11 +65,8 @@ def test_a_run_that_failed_before_it_wrote_anything_has_a_row(tmp_path):
 
 
 def empty_row():
-    return dict.fromkeys(
-        ["setting", "gamma", "seed", "env_steps", "seconds", "steps_per_second", "updates_per_second", "best"]
-        + ["steps_to_target", "seconds_to_target", "frozen_steps_to_target", "policy_lag", "exit_status"],
-        "",
-    )
+    columns = "setting gamma seed env_steps seconds steps_per_second updates_per_second best steps_to_target"
+    return dict.fromkeys(f"{columns} seconds_to_target frozen_steps_to_target policy_lag exit_status".split(), "")
 
 
 def test_a_run_that_failed_shows_what_it_had_reached(tmp_path):
