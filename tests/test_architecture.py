@@ -24,7 +24,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": ("meters", "files", "logger", "console", "results", "plots"),
     "run": ("run_dir", "checkpoint", "policies", "outputs", "state", "stop", "recovery", "trainer"),
-    "tools": ("load", "evaluate", "record_video", "compare"),
+    "tools": ("load", "evaluate", "record_video", "export", "compare"),
     "cli": ("options", "flags", "commands"),
 }
 ORDER = [f"{wing}.{name}" if wing else name for wing, names in WINGS.items() for name in names] + ["__main__"]
