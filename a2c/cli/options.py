@@ -36,7 +36,7 @@ class RecordVideo:
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     out: Path | None = None
-    """File to write, .mp4 or .gif (path; None = episode.mp4 in the run directory)."""
+    """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in the run directory)."""
     checkpoint: str = "latest.pt"
     """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     greedy: bool = False
