@@ -25,7 +25,8 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "metrics": ("meters", "files", "logger", "console", "results", "plots"),
     "run": ("run_dir", "checkpoint", "policies", "outputs", "state", "stop", "recovery", "trainer"),
     "tools": (
-        *("load", "evaluate", "record_video", "about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
+        *("load", "evaluate", "record_video", "export"),
+        *("about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
     "cli": ("options", "flags", "grid", "commands"),
 }

@@ -1,4 +1,6 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `compare`. No torch is imported before one runs.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`.
+
+No torch is imported before one runs.
 
 A bad value ends a command before any process starts: exit code 2 and one line on stderr that names the field, the
 rule and the value.
@@ -16,7 +18,7 @@ from typing import ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, RecordVideo
+from a2c.cli.options import Compare, Evaluate, Export, RecordVideo
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -74,6 +76,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _evaluate(options)
     if isinstance(options, RecordVideo):
         return _record(options)
+    if isinstance(options, Export):
+        return _export(options)
     return _compare(args, options, rest)
 
 
@@ -128,6 +132,16 @@ def _record(options: RecordVideo) -> int:
     video = record_video(options.run_dir, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     what = "one episode" if video.ended else "the beginning of an episode"
     print(f"{out}: {what} of {options.run_dir}, score {format_number(video.score)}, {video.length:,} decisions")
+    return 0
+
+
+def _export(options: Export) -> int:
+    """Write a policy file and print its size."""
+    from a2c.tools.export import export
+
+    env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
+    size = options.out.stat().st_size
+    print(f"{options.out}: policy of {options.run_dir} after {env_steps:,} env_steps, {size / 1e6:.1f} MB")
     return 0
 
 

@@ -20,7 +20,7 @@ class Evaluate:
     episodes: int = 30
     """Number of episodes (count)."""
     checkpoint: str = "latest.pt"
-    """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
+    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -36,13 +36,27 @@ class RecordVideo:
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     out: Path | None = None
-    """File to write, .mp4 or .gif (path; None = episode.mp4 in the run directory)."""
+    """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in the run directory)."""
     checkpoint: str = "latest.pt"
-    """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
+    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
     """Seed of environment and sampling (integer, 0 or more)."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the policy of a run to one small file, which can be evaluated and recorded but not resumed."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory (path)."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """New file to write, .pt (path)."""
+    checkpoint: str = "latest.pt"
+    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
+    half: bool = False
+    """Store parameters as float16, in half the space; they are loaded as float32."""
 
 
 @dataclass(frozen=True)
@@ -62,5 +76,11 @@ class Compare:
     """Runs that are trained at the same time; they share the cores where --threads is not given (count)."""
 
 
-Options = Config | Evaluate | RecordVideo | Compare
-COMMANDS: dict[str, type[Options]] = {"train": Config, "evaluate": Evaluate, "record": RecordVideo, "compare": Compare}
+Options = Config | Evaluate | RecordVideo | Export | Compare
+COMMANDS: dict[str, type[Options]] = {
+    "train": Config,
+    "evaluate": Evaluate,
+    "record": RecordVideo,
+    "export": Export,
+    "compare": Compare,
+}
