@@ -1,24 +1,15 @@
-"""What the benchmarks share: timed windows, memory, machine facts."""
+"""What the benchmarks share: timed windows, memory, a console."""
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-
-from a2c.compute.compute import resolve_precision
-from a2c.processes.start import available_cores
-
-PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 
 
 def check_windows(seconds: float, rounds: int) -> None:
@@ -97,42 +88,3 @@ def make_console() -> Console:
     """A console whose tables keep their shape in a file or a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)
-
-
-def machine_facts() -> dict[str, Any]:
-    """What a figure depends on: processor, instruction set that torch uses, cores, GPU, versions, commit."""
-    processor = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):  # Linux only, and not on every architecture
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    facts: dict[str, Any] = {
-        "processor": processor,
-        "instructions": _instructions(),
-        "cores": available_cores(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            facts[package] = version(package)
-    return facts | {"torch threads": torch.get_num_threads(), "commit": _commit()}
-
-
-def _instructions() -> str:
-    """The instruction set of torch's kernels, and whether bfloat16 is native, which decides the default precision."""
-    bfloat16 = resolve_precision("auto", torch.device("cpu")) == torch.bfloat16
-    return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if bfloat16 else "")
-
-
-def _commit() -> str | None:
-    """Short hash of the checked-out commit, with a plus if tracked files differ from it; None outside of git."""
-    here = Path(__file__).parent
-
-    def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -22,12 +22,18 @@ import numpy as np
 from a2c.metrics.console import format_duration
 from a2c.metrics.files import read_table
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import best_mean, first_passage, moving_mean, read_episodes
+from a2c.metrics.results import (
+    best_mean,
+    first_passage,
+    interval_of_median,
+    moving_mean,
+    quantile,
+    read_episodes,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
-RESAMPLES = 10_000  # of the bootstrap intervals
 
 
 def pong(group: Path) -> str:
@@ -130,21 +136,9 @@ def decisions(reached: tuple[int, float] | None) -> str:
     return f"{reached[0]:,}" if reached else "never"
 
 
-def quantile(values: np.ndarray, share: float) -> float:
-    """The smallest of `values` that at least this share of them do not exceed; infinite ones are allowed."""
-    return float(np.quantile(values, share, method="inverted_cdf"))
-
-
 def count(value: float) -> str:
     """Decisions for a table."""
     return f"{value:,.0f}" if np.isfinite(value) else "not reached"
-
-
-def interval_of_median(values: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the median of `values [K]` (percentile bootstrap, Efron & Tibshirani, 1993, section 13.3)."""
-    rng = np.random.default_rng(0)
-    medians = np.quantile(rng.choice(values, (RESAMPLES, len(values))), 0.5, axis=1, method="inverted_cdf")
-    return quantile(medians, 0.025), quantile(medians, 0.975)
 
 
 def about(group: Path) -> dict[str, Any]:
@@ -158,7 +152,8 @@ def measured(machines: Sequence[dict[str, Any]]) -> str:
     lines = {
         f"Commit {one['commit']}, {one['cores']} cores of {one['processor']}, torch {one['torch']}." for one in machines
     }
-    if len(lines) != 1:
+    continued = any(isinstance(one[name], list) for one in machines for name in ("commit", "processor", "torch"))
+    if len(lines) != 1 or continued:  # a comparison that was continued elsewhere has a list
         raise ValueError(f"a table must hold one commit and one kind of processor, got {sorted(lines)}")
     return lines.pop() + "\n\n"
 

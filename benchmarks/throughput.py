@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
-from common import PeakMemory, check_windows, machine_facts, make_console, window
+from common import PeakMemory, check_windows, make_console, window
 from rich.console import Console
 from rich.table import Table
 
@@ -47,6 +47,7 @@ from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.policy import Policy
 from a2c.rollout import Rollout
 from a2c.run.trainer import Trainer
+from a2c.tools.about import machine_facts
 
 HELP = "Speed of training, stage by stage and as a whole. Every flag of train.py works too: --preset, --backend ..."
 STEPS = 20  # decisions per environment in one call of a stage that runs alone

@@ -23,9 +23,12 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     ),
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": ("meters", "files", "logger", "console", "results", "plots"),
-    "run": ("run_dir", "checkpoint", "outputs", "state", "stop", "recovery", "trainer"),
-    "tools": ("load", "evaluate", "record_video", "compare"),
-    "cli": ("options", "flags", "commands"),
+    "run": ("run_dir", "checkpoint", "policies", "outputs", "state", "stop", "recovery", "trainer"),
+    "tools": (
+        *("load", "evaluate", "record_video", "export"),
+        *("about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
+    ),
+    "cli": ("options", "flags", "grid", "commands"),
 }
 ORDER = [f"{wing}.{name}" if wing else name for wing, names in WINGS.items() for name in names] + ["__main__"]
 WITHOUT_TORCH = ("config", "processes", "envs", "metrics", "cli")

@@ -54,7 +54,7 @@ def test_documents_have_nothing_left_to_do_and_every_relative_link_leads_somewhe
 
 def test_documents_name_only_options_that_exist(capsys):
     known = {"--help"}
-    for command in ([], ["train"], ["evaluate"], ["record"], ["compare"]):
+    for command in ([], ["train"], ["evaluate"], ["record"], ["export"], ["compare"]):
         with suppress(SystemExit):
             main([*command, "--help"])
         known |= set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))

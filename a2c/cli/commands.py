@@ -1,4 +1,6 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `compare`. No torch is imported before one runs.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`.
+
+No torch is imported before one runs.
 
 A bad value ends a command before any process starts: exit code 2 and one line on stderr that names the field, the
 rule and the value.
@@ -8,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import ParamSpec
 
 from a2c import __version__
-from a2c.cli.flags import parse_command, parse_config, value_of
-from a2c.cli.options import Compare, Evaluate, RecordVideo
+from a2c.cli.flags import parse_command, parse_config
+from a2c.cli.options import Compare, Evaluate, Export, RecordVideo
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -73,7 +76,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _evaluate(options)
     if isinstance(options, RecordVideo):
         return _record(options)
-    return _compare(options, rest)
+    if isinstance(options, Export):
+        return _export(options)
+    return _compare(args, options, rest)
 
 
 @_in_one_line
@@ -130,24 +135,22 @@ def _record(options: RecordVideo) -> int:
     return 0
 
 
-def _compare(options: Compare, flags: Sequence[str]) -> int:
-    """Train what is missing, write compare.csv and compare.png, print the table; `flags` are those of `train`."""
-    for name in ("algorithm", "seed", "run-dir", "resume"):
-        if value_of(flags, f"--{name}") is not None:
-            raise ValueError(f"{name} must be left out of a comparison, got {value_of(flags, f'--{name}')}")
-    for name in ("algorithms", "seeds"):
-        values = getattr(options, name)
-        if not values or len(set(values)) < len(values):
-            raise ValueError(f"{name} must be one or more different values, got {' '.join(map(str, values))!r}")
-    runs = {
-        f"{algorithm}-{seed}": parse_config([*flags, "--algorithm", algorithm, "--seed", str(seed)])
-        for seed in options.seeds
-        for algorithm in options.algorithms
-    }
-    from a2c.tools.compare import check_runs, report, summarise, train_all
+def _export(options: Export) -> int:
+    """Write a policy file and print its size."""
+    from a2c.tools.export import export
 
-    check_runs(options.out, runs)
-    code = train_all(options.out, runs, [sys.executable, "-c", UNTIL_INPUT_CLOSES, "train"], flags)
-    if code == 0:
-        report(options.out, summarise(options.out, options.algorithms, options.seeds))
-    return code
+    env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
+    size = options.out.stat().st_size
+    print(f"{options.out}: policy of {options.run_dir} after {env_steps:,} env_steps, {size / 1e6:.1f} MB")
+    return 0
+
+
+def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int:
+    """Train what is missing, write and print the results; `args` are the whole command's, `flags` those of `train`."""
+    from a2c.cli.grid import make_runs
+
+    runs = make_runs(options, flags)
+    from a2c.tools.compare import compare
+
+    train = [sys.executable, "-c", UNTIL_INPUT_CLOSES, "train"]
+    return compare(options.out, runs, train, options.jobs, shlex.join(["a2c", *args]))

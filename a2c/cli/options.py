@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from a2c.config.config import AlgorithmName, Config
+from a2c.config.config import Config
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Evaluate:
     episodes: int = 30
     """Number of episodes (count)."""
     checkpoint: str = "latest.pt"
-    """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
+    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -36,9 +36,9 @@ class RecordVideo:
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory (path)."""
     out: Path | None = None
-    """File to write, .mp4 or .gif (path; None = episode.mp4 in the run directory)."""
+    """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in the run directory)."""
     checkpoint: str = "latest.pt"
-    """Checkpoint in the run directory: latest.pt or best.pt (file name)."""
+    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -46,19 +46,41 @@ class RecordVideo:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write the policy of a run to one small file, which can be evaluated and recorded but not resumed."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory (path)."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """New file to write, .pt (path)."""
+    checkpoint: str = "latest.pt"
+    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
+    half: bool = False
+    """Store parameters as float16, in half the space; they are loaded as float32."""
+
+
+@dataclass(frozen=True)
 class Compare:
-    """Train several algorithms with the same settings, budget and seeds, and plot them side by side.
+    """Train every combination of settings over several seeds, and compare them in tables and one picture.
 
     All other options are those of `a2c train`. The same command continues a comparison that was stopped.
     """
 
     out: Annotated[Path, tyro.conf.Positional]
-    """Directory of the comparison: a run directory per algorithm and seed, compare.csv, compare.png (path)."""
-    algorithms: tuple[AlgorithmName, ...] = ("a2c", "a3c", "ga3c")
-    """Algorithms to compare (names)."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds, one run each per algorithm (integers, 0 or more)."""
+    """Directory of the comparison: a run directory per setting and seed, two tables, compare.png (path)."""
+    vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Option of `a2c train` and its values, such as rollout_steps=20,64; every combination is trained (FIELD=V1,V2)."""
+    seeds: tuple[str, ...] = ("0",)
+    """Seeds, one run each per setting, such as 0..4 or 0,3,7 (integers, 0 or more)."""
+    jobs: int = 1
+    """Runs that are trained at the same time; they share the cores where --threads is not given (count)."""
 
 
-Options = Config | Evaluate | RecordVideo | Compare
-COMMANDS: dict[str, type[Options]] = {"train": Config, "evaluate": Evaluate, "record": RecordVideo, "compare": Compare}
+Options = Config | Evaluate | RecordVideo | Export | Compare
+COMMANDS: dict[str, type[Options]] = {
+    "train": Config,
+    "evaluate": Evaluate,
+    "record": RecordVideo,
+    "export": Export,
+    "compare": Compare,
+}

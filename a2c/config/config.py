@@ -128,6 +128,8 @@ class Config:
     """Run directory to continue from, at its latest checkpoint (path)."""
     checkpoint_every: Annotated[int, Range(1, 10**15)] = 100_000
     """Interval between checkpoints (env_steps)."""
+    keep_policy_every: Annotated[int, Range(0, 10**15)] = 0
+    """Interval between policy files that are kept, in policies/ of the run directory (env_steps; 0 = off)."""
     log_every: Annotated[float, Range(0.0, 86_400.0, above=True)] = 5.0
     """Interval between progress lines and rows of metrics.csv (seconds)."""
     progress: bool = True

@@ -9,6 +9,8 @@ import numpy as np
 from a2c.metrics.files import read_table
 from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
 
+RESAMPLES = 10_000  # of the bootstrap intervals
+
 
 def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
     """Columns of episodes.csv as float arrays, one entry per finished episode."""
@@ -35,3 +37,15 @@ def first_passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, 
 def best_mean(episodes: dict[str, np.ndarray]) -> float:
     """The highest mean of `WINDOW` episodes, minus infinity where fewer are finished."""
     return float(moving_mean(episodes["score"])[WINDOW - 1 :].max(initial=-np.inf))
+
+
+def quantile(values: np.ndarray, share: float) -> float:
+    """The smallest of `values` that at least this share of them do not exceed; infinite ones are allowed."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
+
+
+def interval_of_median(values: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the median of `values [K]` (percentile bootstrap, Efron & Tibshirani, 1993, section 13.3)."""
+    rng = np.random.default_rng(0)
+    medians = np.quantile(rng.choice(values, (RESAMPLES, len(values))), 0.5, axis=1, method="inverted_cdf")
+    return quantile(medians, 0.025), quantile(medians, 0.975)

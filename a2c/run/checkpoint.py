@@ -31,10 +31,8 @@ NAMES = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\.storage UntypedStorage|torch uint\d+|"
     r"torch\._utils _rebuild_tensor_v[23]"
 )
-REQUIRED = (
-    *("format", "version", "config", "input_shape", "n_actions", "network", "optimizer", "metrics"),
-    *("algorithm", "scores", "saved_best", "env_steps", "updates", "seconds"),
-)
+POLICY = ("format", "version", "config", "input_shape", "n_actions", "network", "env_steps")  # what a policy file holds
+REQUIRED = (*POLICY, "optimizer", "metrics", "algorithm", "scores", "saved_best", "updates", "seconds")
 
 
 class CheckpointError(ValueError):
@@ -64,6 +62,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint with `weights_only=True`, in no more memory than a few times the size of the file.
 
+    A policy file, too (see `a2c.run.policies`), whose float16 parameters become float32.
     Raises CheckpointError for a file that is missing, damaged, not of a2c or of another format.
     """
     if not path.is_file():
@@ -79,16 +78,24 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){_advice(path)}"
         ) from error
     _check_format(state, path)
-    for name in ("env_steps", "updates"):
+    for name in {"env_steps", "updates"} & set(state):
         if type(state[name]) is not int or not 0 <= state[name] < 2**53:
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
-    for name in ("network", "optimizer", "metrics", "algorithm", "scores"):
+    for name in {"network", "optimizer", "metrics", "algorithm", "scores"} & set(state):
         if not isinstance(state[name], dict):  # a tensor would take the names of its entries for an index, and warn
             kind = type(state[name]).__name__
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, not a dictionary but {kind}{_advice(path)}")
     with raising_checkpoint_error(path):
         loaded: dict[str, Any] = to_arrays(state)
+        if is_policy(loaded):
+            network = loaded["network"].items()
+            loaded["network"] = {k: v.float() if v.dtype == torch.float16 else v for k, v in network}
     return loaded
+
+
+def is_policy(state: dict[str, Any]) -> bool:
+    """True for the content of a policy file, which lacks what a resumed run needs."""
+    return set(state) <= set(POLICY)
 
 
 def _check_format(state: Any, path: Path) -> None:
@@ -103,7 +110,7 @@ def _check_format(state: Any, path: Path) -> None:
             f"checkpoint {path} was written by a2c {writer} in format {number}, a2c {__version__} reads format "
             f"{FORMAT}: {advice}"
         )
-    missing = [key for key in REQUIRED if key not in state]
+    missing = [key for key in (POLICY if is_policy(state) else REQUIRED) if key not in state]
     if missing:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}{_advice(path)}")
 
@@ -195,8 +202,16 @@ def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Pa
 
 
 def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
-    """`load_checkpoint` to resume a run; CheckpointError where env, algorithm, optimizer or network differ."""
+    """`load_checkpoint` to resume a run; CheckpointError where env, algorithm, optimizer or network differ.
+
+    CheckpointError for a policy file, too.
+    """
     state = load_checkpoint(path)
+    if is_policy(state):
+        raise CheckpointError(
+            f"checkpoint {path} holds a policy only, without the optimiser's state: it can be evaluated and recorded, "
+            "not resumed"
+        )
     with raising_checkpoint_error(path):
         check_belongs(state, config, path)
         make_checked(state, config, spaces, path)

@@ -17,10 +17,10 @@ from a2c.metrics.logger import RunLogger
 from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.metrics.plots import draw_curve
 from a2c.run.checkpoint import LATEST, save_checkpoint
+from a2c.run.policies import PER_SESSION, drop_policies, keep_policy
 from a2c.run.run_dir import RunLock
 
 DISK_RETRY = 5.0  # seconds between two attempts to save where the disk refused
-PER_SESSION = ("run_dir", "resume", "stop_after")  # settings that a resumed run does not take from the one before
 COLLAPSED = 0.05  # share of log A below which a policy's entropy is worth a warning
 MetricsFunction = Callable[[], dict[str, float]]  # called for a row that is due: it costs time
 
@@ -45,11 +45,15 @@ class RunOutputs:
         self.retry_at = 0.0  # when a disk that has refused is tried again
 
     def open(self, resumed: Config | None = None, env_steps: int = 0, episodes_continue: bool = False) -> None:
-        """Open files and display. A run that is `resumed` (its config until now) drops the rows after `env_steps`."""
+        """Open files and display.
+
+        A run that is `resumed` (its config until now) drops the rows and the kept policies after `env_steps`.
+        """
         self.logger = RunLogger(self.run_dir, self.config, env_steps if resumed else None)
         self.is_open, self.env_steps = True, env_steps
         self.display.start()
         if resumed:
+            self._attempt(lambda: drop_policies(self.run_dir, env_steps))
             episodes = "its episodes continue" if episodes_continue else "every environment starts a new episode"
             self.message(f"resumed at {env_steps:,} env_steps; {episodes}")
             self._note_changes(resumed, env_steps)
@@ -114,9 +118,14 @@ class RunOutputs:
             self.retry_at = time.perf_counter() + DISK_RETRY
         return saved
 
+    def keep_policy(self, state: dict[str, Any]) -> bool:
+        """Write the policy `state` to `policies/`; False where the disk refuses."""
+        return self._attempt(lambda: keep_policy(self.run_dir, state))
+
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows after `env_steps`, which will be replayed."""
+        """Drop the rows and the kept policies after `env_steps`, which will be replayed."""
         self.logger.rewind(env_steps)
+        self._attempt(lambda: drop_policies(self.run_dir, env_steps))
         self.timer.begin_row(env_steps)
         self.env_steps, self.row = env_steps, {}
 

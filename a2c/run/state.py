@@ -41,6 +41,7 @@ class RunState:
         self.seconds_before = 0.0  # wall time of earlier sessions
         self.saved_best = -math.inf  # mean score of the policy in best.pt
         self.saved_at = -config.checkpoint_every  # env_steps of latest.pt; a new run has none, so one is due
+        self.kept_at = 0  # env_steps of the last policy file, or of the start
         # env_steps between two copies in memory
         self.distance = CAPTURE_EVERY * config.num_envs * max(config.rollout_steps, 20)
 
@@ -57,7 +58,7 @@ class RunState:
         self.path, self.in_memory = path, checkpoint
         with raising_checkpoint_error(path):
             self.restore()
-            self.saved_at = self.env_steps
+            self.saved_at = self.kept_at = self.env_steps
             self.saved_best, self.seconds_before = float(checkpoint["saved_best"]), float(checkpoint["seconds"])
 
     def start(self) -> bool:
@@ -88,9 +89,7 @@ class RunState:
     def capture(self) -> dict[str, Any]:
         """Copy the state into memory and return it. FloatingPointError where a parameter is NaN or infinite."""
         state = {
-            "config": self.config.to_json(),
-            "input_shape": list(self.spaces.obs_shape),
-            "n_actions": self.spaces.n_actions,
+            **self._origin(),
             **self.learner.state_dict(),
             "algorithm": self.algorithm.state_dict(),
             "scores": self.scores.state_dict(),
@@ -101,25 +100,58 @@ class RunState:
         self.in_memory = state
         return state
 
+    def _origin(self) -> dict[str, Any]:
+        """What tells a checkpoint which runs it fits."""
+        shape, n_actions = list(self.spaces.obs_shape), self.spaces.n_actions
+        return {"config": self.config.to_json(), "input_shape": shape, "n_actions": n_actions}
+
     def restore(self) -> None:
         """Set learner and scores to the copy in memory. What stays: wall time, and which policy is in best.pt."""
         self.learner.load_state_dict(self.in_memory)  # both copy what they take
         self.scores.load_state_dict(self.in_memory["scores"])
+        self.kept_at = min(self.kept_at, self.env_steps)
 
     def save_when_due(self, outputs: RunOutputs) -> None:
-        """Write a checkpoint when it is due, else copy the state into memory when that is due."""
+        """Write a policy file and a checkpoint when they are due, else copy the state into memory when that is due."""
+        self.keep_policy(outputs)
         if self.env_steps - self.saved_at >= self.config.checkpoint_every and outputs.can_save:
             self.save(outputs)
         elif self.env_steps - self.in_memory["env_steps"] >= self.distance:
             self.capture()
 
     def save_last(self, outputs: RunOutputs) -> None:
-        """Write the checkpoint that ends a run, where it is missing; OSError where the disk refuses for too long."""
+        """Write the checkpoint that ends a run, where it is missing, and a policy file that is due.
+
+        OSError where the disk refuses for too long.
+        """
         end = time.perf_counter() + DISK_PATIENCE
-        while self.saved_at != self.env_steps and not (outputs.can_save and self.save(outputs)):
+        while True:
+            kept = self.keep_policy(outputs)
+            saved = self.saved_at == self.env_steps or (outputs.can_save and self.save(outputs))
+            if saved and kept:
+                return
             if time.perf_counter() > end:
-                raise OSError(f"the last checkpoint could not be written to {outputs.run_dir}")
+                what = "policy file" if saved else "checkpoint"
+                raise OSError(f"the last {what} could not be written to {outputs.run_dir}")
             time.sleep(0.5)
+
+    def keep_policy(self, outputs: RunOutputs) -> bool:
+        """Write a policy file at the first call at or after a multiple of `keep_policy_every`.
+
+        False where one is due that the disk refuses. FloatingPointError where a parameter is NaN or infinite.
+        """
+        every = self.config.keep_policy_every
+        if not every or self.env_steps // every == self.kept_at // every:
+            return True
+        if not outputs.can_save:
+            return False
+        # Copied: the workers of A3C go on changing the parameters.
+        network = {name: value.to("cpu", copy=True) for name, value in self.learner.net.state_dict().items()}
+        check_finite(network)
+        if not outputs.keep_policy({**self._origin(), "network": network, "env_steps": self.env_steps}):
+            return False
+        self.kept_at = self.env_steps
+        return True
 
     def save(self, outputs: RunOutputs) -> bool:
         """Write latest.pt, and best.pt where the policy is better than the one in it; False where the disk refuses."""

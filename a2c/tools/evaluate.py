@@ -23,11 +23,13 @@ def evaluate(
     greedy: bool = False,
     seed: int = 10_000,
     cuda: bool = False,
+    threads: int = 0,
 ) -> np.ndarray:
     """Scores `[episodes]` (float64, points) of whole episodes played by the run's frozen policy.
 
     Every environment plays a fixed number of episodes, so that short ones are not favoured.
     Actions are sampled from the policy, as in training, or the most likely ones (`greedy`).
+    `threads`: compute threads, 0 for one per core.
     A lost life does not end an episode, rewards are not clipped. Raises what `load_policy` raises, ValueError for
     bad arguments, WorkerError for an environment that fails, FloatingPointError where the policy's outputs are NaN or
     infinite.
@@ -38,7 +40,7 @@ def evaluate(
         raise ValueError(f"seed must be at least 0 and below 2^31, got {seed}")
     config, net, _ = load_policy(Path(run_dir), checkpoint, cuda)
     rows = min(episodes, 10)
-    config = replace(config, num_envs=rows, seed=seed, terminal_on_life_loss=False)
+    config = replace(config, num_envs=rows, seed=seed, threads=threads, terminal_on_life_loss=False)
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)

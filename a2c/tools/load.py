@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,13 @@ def load_policy(
 ) -> tuple[Config, nn.Module, dict[str, Any]]:
     """Config, network (in evaluation mode) and checkpoint of a run.
 
+    `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run directory, or the path of a file elsewhere.
     Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown
     here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
     """
     path = Path(run_dir) / checkpoint
+    if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
+        path = Path(checkpoint)
     with closing(Compute(Config(threads=1))):  # operators on one thread
         return _load_policy(path, cuda)
 

@@ -27,7 +27,8 @@ from a2c.processes.errors import raising_worker_error
 from a2c.tools.load import load_policy
 
 EMULATOR_FPS = 60
-MP4_WIDTH = 480  # pixels; smaller pictures (an Atari screen has 160) are scaled by a whole number
+MP4_WIDTH, WEBP_WIDTH = 480, 320  # pixels; smaller pictures (an Atari screen has 160) are scaled by a whole number
+KEY_FRAMES = 10_000  # pictures between two that are stored whole; the others are differences from the one before
 LONGEST = 30_000  # decisions; a policy may stand still, and not every game has a limit of its own
 
 
@@ -49,7 +50,7 @@ def record_video(
 ) -> Video:
     """Play a whole episode with the run's policy and write its pictures, one per decision, to `out`.
 
-    `out` ends in `.mp4` or `.gif`; it is replaced when the video is complete. Raises ValueError for another
+    `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or an environment that cannot be rendered, OSError where the video cannot be written,
     WorkerError for an environment that fails, FloatingPointError where the policy's outputs are NaN or
     infinite, and what `load_policy` raises.
@@ -137,12 +138,17 @@ def _pictures(collector: Collector, env: RenderedEpisode) -> Iterator[np.ndarray
         yield from env.take()
 
 
+def _enlarge(picture: np.ndarray, width: int) -> np.ndarray:
+    """The picture `[H, W, ...]`, scaled by the largest whole number that leaves it at most `width` wide."""
+    scale = max(1, width // picture.shape[1])
+    return picture.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
 def _write_mp4(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
     writer, written = cv2.VideoWriter(), 0
     try:
         for picture in pictures:
-            scale = max(1, MP4_WIDTH // picture.shape[1])
-            picture = picture.repeat(scale, axis=0).repeat(scale, axis=1)
+            picture = _enlarge(picture, MP4_WIDTH)
             height, width = (size // 2 * 2 for size in picture.shape[:2])  # the codec wants even sizes
             if not written:
                 writer.open(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
@@ -162,4 +168,36 @@ def _write_gif(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
     next(frames).save(path, save_all=True, append_images=frames, duration=duration, loop=0)
 
 
-WRITERS: dict[str, Callable[[Path, Iterable[np.ndarray], float], None]] = {".mp4": _write_mp4, ".gif": _write_gif}
+def _write_webp(path: Path, pictures: Iterable[np.ndarray], fps: float) -> None:
+    """Lossless, which is also the smallest for the few colours of a game; equal pictures become one, shown longer."""
+    frames: list[Image.Image] = []
+    durations: list[float] = []  # ms
+    before: np.ndarray | None = None
+    for picture in pictures:
+        if before is not None and np.array_equal(picture, before):
+            durations[-1] += 1000 / fps
+            continue
+        before = picture.copy()
+        frames.append(_palette_image(picture, WEBP_WIDTH))
+        durations.append(1000 / fps)
+    first, *rest = frames
+    first.save(
+        path, save_all=True, append_images=rest, duration=durations, loop=0, lossless=True, method=4, kmax=KEY_FRAMES
+    )
+
+
+def _palette_image(picture: np.ndarray, width: int) -> Image.Image:
+    """The enlarged picture, a byte per pixel where it has at most 256 colours: Pillow holds all pictures at once."""
+    colours, pixels = np.unique(picture @ np.array([1 << 16, 1 << 8, 1]), return_inverse=True)
+    if len(colours) > 256:
+        return Image.fromarray(_enlarge(picture, width))
+    image = Image.fromarray(_enlarge(pixels.reshape(picture.shape[:2]).astype(np.uint8), width))
+    image.putpalette(b"".join(int(colour).to_bytes(3) for colour in colours))
+    return image
+
+
+WRITERS: dict[str, Callable[[Path, Iterable[np.ndarray], float], None]] = {
+    ".mp4": _write_mp4,
+    ".gif": _write_gif,
+    ".webp": _write_webp,
+}

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from a2c.metrics.results import best_mean, first_passage, read_episodes
@@ -68,17 +67,14 @@ def test_cartpole_table_counts_every_seed(tmp_path):
     assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
 
 
-def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
-    values = np.arange(101.0)
-    low, high = tables.interval_of_median(values)
-    assert 0.0 < low < 50.0 < high < 100.0
-    assert tables.interval_of_median(np.array([7.0])) == (7.0, 7.0)
-    assert tables.interval_of_median(np.array([np.inf, np.inf])) == (np.inf, np.inf)
-
-
 def test_tables_of_two_commits_are_refused():
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
+
+
+def test_a_table_of_a_comparison_that_was_continued_by_another_commit_is_refused():
+    with pytest.raises(ValueError, match="one commit"):
+        tables.measured([{**ABOUT, "commit": ["abc1234", "def5678"]}])
 
 
 def test_tables_refuse_a_missing_marker():

@@ -162,11 +162,12 @@ def test_main_without_enough_memory_ends_in_one_line(command, capsys, monkeypatc
 
 def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
     for args, words in {
-        "--help": ["train", "Train an agent.", "evaluate", "record", "compare"],
+        "--help": ["train", "Train an agent.", "evaluate", "record", "export", "compare"],
         "train --help": ["a2c train", "--num-envs", "--seed"],
         "evaluate --help": ["a2c evaluate", "PATH", "--episodes"],
         "record --help": ["a2c record", "PATH", "--out"],
-        "compare --help": ["a2c compare", "PATH", "--algorithms"],
+        "export --help": ["a2c export", "PATH", "--half"],
+        "compare --help": ["a2c compare", "PATH", "--vary", "--seeds", "--jobs"],
     }.items():
         with pytest.raises(SystemExit) as end:
             cli.main(args.split())

@@ -1,4 +1,4 @@
-"""Moving means and the learning curve."""
+"""Moving means, medians with their intervals, and the learning curve."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,31 @@ from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.logger import RunLogger
 from a2c.metrics.plots import draw_curve
-from a2c.metrics.results import moving_mean
+from a2c.metrics.results import interval_of_median, moving_mean, quantile
 
 
 def test_moving_mean_by_hand():
     assert moving_mean(np.array([3.0, 5.0, 1.0, 7.0]), window=3).tolist() == pytest.approx([3.0, 4.0, 3.0, 13 / 3])
     assert moving_mean(np.array([])).tolist() == []
+
+
+def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
+    values = np.arange(101.0)
+    low, high = interval_of_median(values)
+    assert 0.0 < low < 50.0 < high < 100.0
+    assert interval_of_median(np.array([7.0])) == (7.0, 7.0)
+    assert interval_of_median(np.array([np.inf, np.inf])) == (np.inf, np.inf)
+
+
+def test_quantile_is_one_of_the_values_and_a_missed_run_is_longer_than_any_other():
+    values = np.array([3.0, np.inf, 1.0, 2.0])
+    assert [quantile(values, share) for share in (0.25, 0.5, 0.75, 0.76)] == [1.0, 2.0, 3.0, np.inf]
+
+
+def test_interval_of_a_median_reaches_infinity_where_half_of_the_runs_may_have_missed():
+    low, high = interval_of_median(np.array([1.0, 2.0, 3.0, np.inf, np.inf]))
+    assert low < 3.0 and high == np.inf
+    assert interval_of_median(np.array([*range(1, 20), np.inf]))[1] < 20.0
 
 
 def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path):

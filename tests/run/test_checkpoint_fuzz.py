@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import fields
 
 import pytest
@@ -15,6 +16,7 @@ from a2c.config.config import Config
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError, load_checkpoint
 from a2c.run.trainer import Trainer
+from a2c.tools.load import load_policy
 
 NAMES = [field.name for field in fields(Config)]
 FLAGS = ["--" + name.replace("_", "-") for name in NAMES]
@@ -84,14 +86,18 @@ def test_config_from_json_that_is_too_deep_or_too_large(text):
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "run"
-    assert Trainer(tiny(run_dir, total_env_steps=160)).run() == 0
+    assert Trainer(tiny(run_dir, total_env_steps=160, keep_policy_every=160)).run() == 0
     return run_dir
 
 
+POLICY_FILE = "policies/000000160.pt"
+
+
+@pytest.mark.parametrize("name", ["latest.pt", POLICY_FILE])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_checkpoint_with_damaged_bytes_is_refused_or_loads(data, run_dir, tmp_path):
-    content = bytearray((run_dir / "latest.pt").read_bytes())
+def test_checkpoint_with_damaged_bytes_is_refused_or_loads(name, data, run_dir, tmp_path):
+    content = bytearray((run_dir / name).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] = data.draw(st.integers(0, 255))
@@ -131,4 +137,21 @@ def test_checkpoint_with_wrong_content_is_refused_in_one_line(data, run_dir, tmp
         finally:
             trainer.close()
     except (ValueError, WorkerError) as error:
+        one_line(error)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_policy_file_with_wrong_content_is_refused_in_one_line(data, run_dir, tmp_path_factory):
+    state = torch.load(run_dir / POLICY_FILE, weights_only=True)
+    *above, last = data.draw(st.sampled_from(sorted(keys(state), key=str)))
+    inside = state["network"] if above else state
+    inside[last] = data.draw(st.sampled_from([None, -1, "text", [], {}, torch.ones(2), float("nan")]))
+    copy = tmp_path_factory.mktemp("damaged")
+    torch.save(state, copy / "latest.pt")
+    with suppress(CheckpointError):
+        load_checkpoint(copy / "latest.pt")
+    try:
+        load_policy(copy)
+    except ValueError as error:
         one_line(error)

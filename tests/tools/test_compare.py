@@ -1,158 +1,147 @@
-"""`a2c compare`: one table and one plot of several algorithms; a comparison that was stopped can be continued."""
+"""`a2c compare` from its command line to its tables; a comparison that was stopped can be continued."""
 
-import csv
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
+import fake_train
 import psutil
 import pytest
+from runs import rows
 from toys import has_rows, wait_for
 
 from a2c.cli import commands as cli
+from a2c.cli.flags import parse_command
+from a2c.cli.grid import make_runs
+from a2c.config.config import Config
 from a2c.run.checkpoint import load_checkpoint
-from a2c.tools.compare import COLUMNS, FREE, report, summarise
+from a2c.run.run_dir import RunLock
+from a2c.tools import about
+from a2c.tools.compare import compare
+from a2c.tools.evaluate import evaluate
+from a2c.tools.runs import FREE, Run
 
 TINY = ["--preset", "cartpole", "--num-envs", "4", "--total-env-steps", "3000", "--log-every", "0.2", "--no-progress"]
+KEPT = [*TINY, "--keep-policy-every", "1500"]
+SETTINGS = ["gamma=0.9", "gamma=0.98"]
+FAKE = [sys.executable, fake_train.__file__]
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """A finished comparison of all three algorithms; it finds two of the runs finished already."""
+    """A finished comparison of two settings, trained side by side."""
     out = tmp_path_factory.mktemp("compare") / "out"
-    for name in ("a3c", "ga3c"):  # in this process, whose workers start faster
-        flags = [*TINY, "--algorithm", name, "--seed", "3", "--run-dir", str(out / f"{name}-3")]
-        assert cli.main(["train", *flags]) == 0
-    assert cli.main(["compare", str(out), *TINY, "--seeds", "3"]) == 0
+    assert cli.main(["compare", str(out), *KEPT, "--vary", "gamma=0.9,0.98", "--seeds", "3", "--jobs", "2"]) == 0
     return out
 
 
-def test_compare_writes_a_run_per_algorithm_a_table_and_a_plot(out):
-    assert {path.name for path in out.iterdir()} == {"a2c-3", "a3c-3", "ga3c-3", "compare.csv", "compare.png"}
-    with open(out / "compare.csv", newline="", encoding="utf-8") as file:
-        rows = {row["algorithm"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["a2c", "a3c", "ga3c"] and list(rows["a2c"]) == list(COLUMNS)
-    for name, row in rows.items():
-        state = load_checkpoint(out / f"{name}-3" / "latest.pt")
+def copy_of(out, tmp_path):
+    return shutil.copytree(out, tmp_path / "out")
+
+
+def test_compare_writes_a_run_per_setting_and_seed_tables_a_picture_and_what_made_them(out):
+    tables = {"about.json", "status.json", "lock", "compare.csv", "summary.csv", "compare.png"}
+    assert {path.name for path in out.iterdir()} == {*SETTINGS, *tables}
+    assert {path.name for path in (out / "gamma=0.9").iterdir()} == {"seed-3", "seed-3.log"}
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    facts = json.loads((out / "about.json").read_text())
+    assert facts["command"].startswith(f"a2c compare {out} --preset cartpole") and facts["jobs"] == 2
+    assert [row["setting"] for row in rows(out / "summary.csv")] == SETTINGS
+
+
+def test_compare_csv_has_the_figures_of_every_run(out):
+    for setting, row in zip(SETTINGS, rows(out / "compare.csv"), strict=True):
+        state = load_checkpoint(out / setting / "seed-3" / "latest.pt")
+        assert (row["setting"], row["gamma"], row["seed"]) == (setting, setting[6:], "3")
         assert int(row["env_steps"]) == state["env_steps"] >= 3000
         seconds = pytest.approx(float(row["seconds"]), abs=0.051)  # a tenth is what the table shows
         assert state["env_steps"] / float(row["steps_per_second"]) == seconds
         assert state["updates"] / float(row["updates_per_second"]) == seconds
-        assert row["steps_to_target"] == ""  # no run reaches 475 in so short a time
-    assert float(rows["a2c"]["policy_lag"]) == 1.5  # four batches: 0, 1, 2, 3
-    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+        assert json.loads(state["config"])["gamma"] == float(setting[6:])
+        assert row["steps_to_target"] == "" and row["exit_status"] == "0"  # no run reaches 475 in so short a time
+        assert float(row["policy_lag"]) == 1.5  # four batches: 0, 1, 2, 3
 
 
-def test_compare_repeated_changes_no_finished_run(out, capfd):
-    files = [out / "a2c-3" / file for file in ("latest.pt", "episodes.csv")]
-    before = [path.read_bytes() for path in files]
-    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", "--algorithms", "a2c"]) == 0
-    assert capfd.readouterr().out.count("finished already") == 1
-    assert [path.read_bytes() for path in files] == before
+def test_the_kept_policies_of_every_run_are_evaluated_in_a_process_of_their_own(out):
+    for setting in SETTINGS:
+        run_dir = out / setting / "seed-3"
+        table = rows(run_dir / "evaluations.csv")
+        assert [row["env_steps"] for row in table] == ["1536", "3072"] and {row["episodes"] for row in table} == {"30"}
+        scores = evaluate(run_dir, 30, checkpoint="policies/000001536.pt", threads=1)
+        assert float(table[0]["mean"]) == scores.mean() and float(table[0]["max"]) == scores.max()
+        log = (out / setting / "seed-3.log").read_text()
+        assert log.index("run directory") < log.index("--- evaluate") < log.index("policy of 3,072 env_steps")
+
+
+def test_compare_prints_lines_and_a_table_but_nothing_of_its_runs(out, tmp_path, capfd):
+    copy = copy_of(out, tmp_path)
+    shutil.rmtree(copy / "gamma=0.9/seed-3")
+    assert cli.main(["compare", str(copy), *TINY, "--vary", "gamma=0.9", "--seeds", "3"]) == 0
+    printed, err = capfd.readouterr()
+    first, second, *table = printed.splitlines()
+    assert err == "" and first == "begin  gamma=0.9 seed 3"
+    assert second.startswith("end    gamma=0.9 seed 3: 3,072 decisions in 0:00:0") and "475 missed" in second
+    assert "> 3,000" in printed and "0 of 1" in printed and len(table) < 8
+    assert "--resume" not in (copy / "gamma=0.9/seed-3.log").read_text().rpartition("--- a2c train")[2]
+
+
+def test_compare_repeated_starts_no_process_and_changes_no_run(out, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("no process is needed"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "compare.png"}
+    assert cli.main(["compare", str(out), *KEPT, "--vary", "gamma=0.9,0.98", "--seeds", "3"]) == 0
+    assert {path: path.read_bytes() for path in before} == before  # about.json, too: nothing was added
+    assert "begin" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--gamma", "0.5"], "gamma must be 0.98"),
+        (["--gae-lambda", "0.5"], "gae_lambda must be 0.95"),
         (["--network", "lstm"], "network must be mlp"),
         (["--precision", "bfloat16"], "precision must be float32"),
         (["--log-eps", "0.1"], "log_eps must be 0.0"),
-        (["--algorithms", "ga3c", "--log-eps", "0"], "log_eps must be 1e-06"),
         (["--lstm-units", "3"], "lstm_units must be 16"),
         (["--target-score", "200"], "target_score must be 475.0"),
+        (["--threads", "2"], "threads must be 1"),
         (["--total-env-steps", "9000"], "total_env_steps must be 3000"),
+        (["--keep-policy-every", "0"], "keep_policy_every must be 1500"),
     ],
 )
 def test_compare_refuses_flags_other_than_those_of_existing_runs(flags, said, out, capsys):
-    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", *flags]) == 2
+    assert cli.main(["compare", str(out), *KEPT, "--vary", "gamma=0.9", "--seeds", "3", *flags]) == 2
     err = capsys.readouterr().err
     assert f"{said} as in the run" in err and err.count("\n") == 1
 
 
-def test_compare_accepts_flags_that_repeat_what_a_run_resolved(out, monkeypatch):
-    monkeypatch.setattr("a2c.tools.compare.train_all", lambda *args: 0)  # it is finished
-    named = [
-        "--network",
-        "mlp",
-        "--precision",
-        "float32",
-        "--lstm-units",
-        "16",
-        "--algorithms",
-        "a2c",
-        "--log-eps",
-        "0",
-    ]
-    assert cli.main(["compare", str(out), *TINY, "--seeds", "3", *named]) == 0
+def test_compare_accepts_flags_that_repeat_what_a_run_resolved(out):
+    named = ["--network", "mlp", "--precision", "float32", "--lstm-units", "16", "--log-eps", "0"]
+    assert cli.main(["compare", str(out), *KEPT, "--vary", "gamma=0.9,0.98", "--seeds", "3", *named]) == 0
 
 
 def test_compare_lets_only_settings_differ_that_change_no_result():
     assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every"}
 
 
-@pytest.mark.slow
-def test_compare_continues_its_runs_to_a_later_stop(tmp_path):
-    run_dir = tmp_path / "out" / "a2c-0"
-    assert cli.main(["train", *TINY, "--stop-after", "1024", "--run-dir", str(run_dir)]) == 0  # rollouts of 128
-    assert cli.main(["train", "--resume", str(run_dir), "--stop-after", "1024"]) == 0  # what a comparison calls
-    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 1024
-    assert cli.main(["compare", str(tmp_path / "out"), *TINY, "--algorithms", "a2c", "--stop-after", "2048"]) == 0
-    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 2048
-
-
-def test_summarise_finds_where_the_mean_of_a_hundred_episodes_reaches_the_target(out):
-    rows = [("0", "1", str(score), "9") for score in [500] * 60 + [100] * 40 + [500] * 94]
-    with open(out / "a2c-3" / "episodes.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["env_steps", "seconds", "score", "length"])
-        writer.writerows([str(10 * i), f"{i / 2}", score, length] for i, (_, _, score, length) in enumerate(rows))
-    (row,) = summarise(out, ["a2c"], [3])
-    assert row["steps_to_target"] == 10 * 193 and row["seconds_to_target"] == 193 / 2  # mean 476 of the last 100
-    assert row["best"] == 476.0
-    report(out, [row])
-
-
-def copy_of(out, tmp_path):
-    return shutil.copytree(out / "a2c-3", tmp_path / "out" / "a2c-3").parent
-
-
-@pytest.mark.parametrize("row", ["", "10,0,5,1\n", "inf,3,5,1\n", "0,3,5,1\n", "10,3,,1\n", "10,nan,5,1\n"])
-def test_summarise_refuses_metrics_without_a_finite_row(row, out, tmp_path):
+@pytest.mark.parametrize("name", ["gamma=0.9", "gamma=0.9/seed-3", "gamma=0.9/seed-3.log"])
+def test_compare_refuses_a_symbolic_link_in_place_of_what_it_writes(name, out, tmp_path, capsys):
     copy = copy_of(out, tmp_path)
-    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,policy_lag\n" + row)
-    with pytest.raises(ValueError, match=r"metrics\.csv must have a row with finite numbers above 0"):
-        summarise(copy, ["a2c"], [3])
-
-
-def test_summarise_leaves_out_rows_that_are_not_finite(out, tmp_path):
-    copy = copy_of(out, tmp_path)
-    (copy / "a2c-3" / "metrics.csv").write_text("env_steps,seconds,updates,policy_lag\n10,2,5,1\ninf,3,5,1\n")
-    with open(copy / "a2c-3" / "episodes.csv", "w", encoding="utf-8") as file:
-        file.write("env_steps,seconds,score,length\n" + "inf,1,500,9\n10,nan,500,9\n" + "20,2,500,9\n" * 100)
-    (row,) = summarise(copy, ["a2c"], [3])
-    assert row["env_steps"] == 10 and row["steps_per_second"] == 5.0
-    assert row["steps_to_target"] == 20 and row["seconds_to_target"] == 2.0
-    report(copy, [row])
-
-
-def test_compare_refuses_a_symbolic_link_in_place_of_a_run(out, tmp_path, capsys):
-    copy = copy_of(out, tmp_path)
-    (copy / "a2c-3").rename(tmp_path / "elsewhere")
-    (copy / "a2c-3").symlink_to(tmp_path / "elsewhere")
+    (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(tmp_path / "elsewhere")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")}
-    assert cli.main(["compare", str(copy), *TINY, "--seeds", "3", "--algorithms", "a2c"]) == 2
+    assert cli.main(["compare", str(copy), *KEPT, "--vary", "gamma=0.9", "--seeds", "3"]) == 2
     err = capsys.readouterr().err
-    assert "a2c-3 must not be a symbolic link" in err and err.count("\n") == 1
+    assert f"{name} must not be a symbolic link" in err and err.count("\n") == 1
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")} == before
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory", "large"])
 def test_compare_refuses_a_config_that_is_not_a_small_file(kind, out, tmp_path, capsys):
     copy = copy_of(out, tmp_path)
-    path = copy / "a2c-3" / "config.json"
+    path = copy / "gamma=0.9/seed-3/config.json"
     path.unlink()
     make = {
         "pipe": lambda: os.mkfifo(path),
@@ -161,7 +150,7 @@ def test_compare_refuses_a_config_that_is_not_a_small_file(kind, out, tmp_path, 
         "large": lambda: path.write_text(" " * 2_000_000),
     }
     make[kind]()
-    assert cli.main(["compare", str(copy), *TINY, "--seeds", "3", "--algorithms", "a2c"]) == 2
+    assert cli.main(["compare", str(copy), *KEPT, "--vary", "gamma=0.9", "--seeds", "3"]) == 2
     err = capsys.readouterr().err
     assert "config.json must" in err and err.count("\n") == 1
 
@@ -169,49 +158,123 @@ def test_compare_refuses_a_config_that_is_not_a_small_file(kind, out, tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--seed", "3"], "seed must be left out of a comparison, got 3"),
-        (["--run-dir", "x"], "run-dir must be left out of a comparison, got x"),
-        (["--algorithm", "a2c"], "algorithm must be left out"),
-        (["--num-evns", "3"], "did you mean --num-envs"),
-        (["--gamma", "2"], "gamma must be at least 0.0 and at most 1.0, got 2"),
-        (["--seeds", "-1"], "seed must be at least 0"),
-        (["--algorithms", "a4c"], "a4c"),
-        (["--algorithms"], "algorithms must be one or more different values"),
-        (["--seeds", "0", "0"], "seeds must be one or more different values, got '0 0'"),
+        (["--seed", "3"], "seed must be left out of a comparison"),
+        (["--vary", "gamm=0.9"], "did you mean gamma"),
+        (["--vary", "gamma=0.9,1.5"], "gamma must be at least 0.0 and at most 1.0, got 1.5"),
+        (["--vary", "env=CartPole-v1,CartPol-v1"], "did you mean CartPole-v1"),
+        (["--preset", "cartpole", "--vary", "network=mlp,nature"], "network must be mlp or lstm"),
+        (["--preset", "cartpole", "--vary", "backend=sync,native"], "backend must be async or sync for CartPole-v1"),
     ],
 )
-def test_compare_refuses_bad_flags_before_anything_is_trained(flags, said, tmp_path, capsys):
+def test_compare_refuses_what_cannot_be_run_before_anything_starts(flags, said, tmp_path, capsys):
     assert cli.main(["compare", str(tmp_path / "out"), *flags]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and said in err
     assert not (tmp_path / "out").exists()
 
 
+def fakes(tmp_path, *todo, command="a2c compare"):
+    """The exit code of a comparison of one setting, with a run that does each of `todo`."""
+    config = replace(Config.from_preset("cartpole"), keep_policy_every=0)
+    runs = [Run("x", {}, replace(config, seed=seed), ("--do", what)) for seed, what in enumerate(todo)]
+    return compare(tmp_path, runs, FAKE, 2, command)
+
+
+def test_a_run_that_fails_counts_as_a_miss_is_reported_and_tried_again(tmp_path, capfd):
+    assert fakes(tmp_path, "end", "fail once", "end") == 1
+    printed = " ".join(capfd.readouterr().out.split())
+    log = tmp_path / "x/seed-1.log"
+    assert (
+        f"x/seed-1 failed with exit status 1: error: it is broken (see {log}); the same command retries it" in printed
+    )
+    (summary,) = rows(tmp_path / "summary.csv")
+    assert [row["exit_status"] for row in rows(tmp_path / "compare.csv")] == ["0", "1", "0"]
+    assert (summary["runs"], summary["failed"], summary["solved"]) == ("3", "1", "2")
+    assert fakes(tmp_path, "end", "fail once", "end") == 0
+    (summary,) = rows(tmp_path / "summary.csv")
+    assert (summary["failed"], summary["solved"], summary["worst_steps_to_target"]) == ("0", "3", "1000")
+
+
+def test_about_lists_the_commits_of_a_comparison_that_another_one_continues(tmp_path, monkeypatch):
+    for commit, count in (("aaaaaaa", 1), ("aaaaaaa", 2), ("bbbbbbb+", 3), ("ccccccc", 3)):
+        monkeypatch.setattr(about, "_commit", lambda commit=commit: commit)
+        assert fakes(tmp_path, *["end"] * count, command=f"a2c compare {count}") == 0
+    facts = json.loads((tmp_path / "about.json").read_text())
+    assert facts["commit"] == ["aaaaaaa", "bbbbbbb+"]  # nothing was left to train for the last
+    assert facts["command"] == ["a2c compare 1", "a2c compare 2", "a2c compare 3"]
+
+
+def test_a_second_comparison_in_the_same_directory_is_refused(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.take()
+    with pytest.raises(ValueError, match="out must not be in use by another comparison"):
+        fakes(tmp_path, "end")
+    lock.release()
+    assert fakes(tmp_path, "end") == 0
+
+
+def test_a_comparison_in_which_every_run_fails_at_once_still_has_its_tables(tmp_path):
+    options, flags = parse_command(["compare", "out", *TINY, "--vary", "gamma=0.9,0.5"])
+    assert compare(tmp_path, make_runs(options, flags), ["/no/such/program"], 1, "a2c compare") == 1
+    assert [(row["setting"], row["exit_status"], row["env_steps"]) for row in rows(tmp_path / "compare.csv")] == [
+        ("gamma=0.9", "1", ""),
+        ("gamma=0.5", "1", ""),
+    ]
+    assert {row["median_steps_to_target"] for row in rows(tmp_path / "summary.csv")} == {"inf"}
+
+
+@pytest.mark.slow
+def test_compare_continues_its_runs_to_a_later_stop(tmp_path):
+    run_dir = tmp_path / "out/cartpole/seed-0"
+    assert cli.main(["train", *TINY, "--stop-after", "1024", "--run-dir", str(run_dir)]) == 0  # rollouts of 128
+    assert cli.main(["train", "--resume", str(run_dir), "--stop-after", "1024"]) == 0  # what a comparison calls
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 1024
+    assert cli.main(["compare", str(tmp_path / "out"), *TINY, "--stop-after", "2048"]) == 0
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 2048
+    assert rows(tmp_path / "out/summary.csv")[0]["budget"] == "2048"
+
+
+LONG = [*TINY, "--total-env-steps", "60000", "--target-score", "1000", "--keep-policy-every", "20000", "--jobs", "2"]
+
+
+def started(out, *flags):
+    command = [sys.executable, "-m", "a2c", "compare", str(out), *flags]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_compare_stops_at_a_signal_together_with_its_run(sign, tmp_path):
-    flags = [*TINY, "--total-env-steps", "1000000", "--algorithms", "a2c"]
-    command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    wait_for(lambda: has_rows(tmp_path / "out" / "a2c-0" / "metrics.csv"), 60)
+def test_a_parallel_comparison_stops_at_a_signal_and_the_same_command_finishes_it(sign, tmp_path):
+    flags = [*LONG, "--vary", "gamma=0.9,0.98"]
+    run, out = started(tmp_path / "out", *flags), tmp_path / "out"
+    wait_for(lambda: all(has_rows(out / setting / "seed-0/metrics.csv") for setting in SETTINGS), 120)
     # A terminal sends Ctrl-C to the whole group, a scheduler its SIGTERM to the first process alone.
     os.killpg(run.pid, sign) if sign == signal.SIGINT else os.kill(run.pid, sign)
-    out, _ = run.communicate(timeout=60)
-    assert run.returncode == 128 + sign and "Traceback" not in out
-    steps = load_checkpoint(tmp_path / "out" / "a2c-0" / "latest.pt")["env_steps"]
-    assert 0 < steps < 1_000_000
+    printed, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + sign and "Traceback" not in printed and "the same command continues" in printed
+    steps = [load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] for setting in SETTINGS]
+    assert all(0 < count < 60_000 for count in steps) and not (out / "compare.csv").exists()
+    again = started(out, *flags)
+    printed, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, printed
+    for setting, row in zip(SETTINGS, rows(out / "compare.csv"), strict=True):
+        assert row["exit_status"] == "0" and int(row["env_steps"]) >= 60_000
+        assert f"resumed at {steps[SETTINGS.index(setting)]:,} env_steps" in (out / setting / "seed-0.log").read_text()
+        kept = [int(row["env_steps"]) // 20_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
+        assert kept == [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_compare_when_killed_stops_its_run(tmp_path):
-    flags = [*TINY, "--total-env-steps", "100000000", "--target-score", "1000", "--algorithms", "a2c"]
-    flags += ["--backend", "async"]
-    command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *flags]
-    comparison = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for(lambda: has_rows(tmp_path / "out" / "a2c-0" / "metrics.csv"), 120)
+def test_compare_when_killed_stops_its_runs(tmp_path):
+    flags = [*LONG, "--total-env-steps", "100000000", "--vary", "gamma=0.9,0.98", "--backend", "async"]
+    comparison, out = started(tmp_path / "out", *flags), tmp_path / "out"
+    wait_for(lambda: all(has_rows(out / setting / "seed-0/metrics.csv") for setting in SETTINGS), 180)
     family = psutil.Process(comparison.pid).children(recursive=True)
-    assert len(family) >= 3
+    assert len(family) >= 6
     comparison.kill()
-    comparison.wait()
+    comparison.communicate()
     assert not psutil.wait_procs(family, timeout=60)[1]
-    assert load_checkpoint(tmp_path / "out" / "a2c-0" / "latest.pt")["env_steps"] > 0  # it has finished its rollout
+    for setting in SETTINGS:
+        assert load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] > 0  # it has finished its rollout

@@ -19,6 +19,7 @@ import torch
 from a2c import Config, Trainer
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
+from a2c.compute.compute import Compute
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError
 from a2c.tools.evaluate import evaluate
@@ -238,6 +239,14 @@ def test_load_checkpoint_notices_a_changed_byte_in_a_weight(good, tmp_path, caps
     path.write_bytes(content)
     code, error = refused(["evaluate", run_dir], capsys)
     assert code == 2 and "damaged" in error
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_evaluate_uses_as_many_threads_as_it_is_given(threads, good, tmp_path, monkeypatch):
+    run_dir, used = changed(good, tmp_path, configure(threads=5)), []
+    monkeypatch.setattr("a2c.tools.evaluate.Compute", lambda config: used.append(Compute(config)) or used[0])
+    evaluate(run_dir, 2, threads=threads)
+    assert used[0].threads == threads
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--episodes", "2"], ["record", "--out"]])

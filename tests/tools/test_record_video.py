@@ -88,6 +88,53 @@ def test_record_command_writes_a_picture_per_decision(run, capsys):
     assert red[0] > red[1] > red[2]
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
+def test_record_video_writes_webp_with_exact_pictures_in_real_time(run, tmp_path, monkeypatch):
+    shown = []
+    write = recording.WRITERS[".webp"]
+
+    def keep(path, pictures, fps):
+        shown.extend(pictures)
+        shown[10:10] = [shown[10]] * 5  # the screen stands still
+        write(path, shown, fps)
+
+    monkeypatch.setitem(recording.WRITERS, ".webp", keep)
+    assert record_video(run, tmp_path / "episode.webp").length == 60
+    at, end = 0, 0.0
+    with Image.open(tmp_path / "episode.webp") as video:
+        assert video.size == (320, 420) and video.n_frames <= 61 and video.info["loop"] == 0
+        for number in range(video.n_frames):
+            video.seek(number)
+            picture = np.asarray(video.convert("RGB"))
+            end += video.info["duration"]
+            while at < round(end * 15 / 1000):
+                assert np.array_equal(picture, shown[at].repeat(2, axis=0).repeat(2, axis=1)), at
+                at += 1
+    assert at == len(shown) == 66 and abs(end - 66 * 1000 / 15) <= 1  # ms
+    assert (tmp_path / "episode.webp").stat().st_size < 66 * 500  # a megabyte for 2,000 decisions
+
+
+@pytest.mark.parametrize("colours", [1, 256, 4000])
+def test_webp_keeps_every_colour_and_copies_pictures_that_change_in_place(colours, tmp_path):
+    generator, picture = np.random.default_rng(0), np.zeros((40, 100, 3), np.uint8)
+    palette = generator.integers(0, 256, (colours, 3), np.uint8)
+    shown = []
+
+    def pictures():
+        for _ in range(3):
+            picture[:] = palette[generator.permutation(4000).reshape(40, 100) % colours]
+            shown.append(picture.copy())
+            yield picture
+
+    recording.WRITERS[".webp"](tmp_path / "episode.webp", pictures(), 30)
+    with Image.open(tmp_path / "episode.webp") as video:
+        assert video.n_frames == (1 if colours == 1 else 3)
+        for number in range(video.n_frames):
+            video.seek(number)
+            exact = shown[number].repeat(3, axis=0).repeat(3, axis=1)
+            assert np.array_equal(np.asarray(video.convert("RGB")), exact)
+
+
 def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatch):
     out = tmp_path / "episode.gif"
     out.write_bytes(b"old")
@@ -104,7 +151,7 @@ def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
-@pytest.mark.parametrize("name", ["episode.mp4", "episode.gif"])
+@pytest.mark.parametrize("name", ["episode.mp4", "episode.gif", "episode.webp"])
 def test_record_video_raises_on_a_full_disk(run, name, tmp_path):
     out = tmp_path / name
     out.write_bytes(b"old")
@@ -173,7 +220,7 @@ def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--out", "episode.avi"], ["out must end in .mp4 or .gif", "episode.avi"]),
+        (["--out", "episode.avi"], ["out must end in .mp4 or .gif or .webp", "episode.avi"]),
         (["--out", "no/such/episode.gif"], ["out must lie in a directory that exists"]),
         (["--seed", "-1"], ["seed must be at least 0", "-1"]),
         (["--checkpoint", "none.pt"], ["checkpoint must be a file", "none.pt"]),

@@ -1,0 +1,87 @@
+"""What a result depends on: commit, processor, versions. A comparison keeps it in about.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from a2c import __version__
+from a2c.compute.compute import resolve_precision
+from a2c.metrics.files import read_small, write_atomically
+from a2c.processes.start import available_cores
+
+PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a figure depends on: processor, instruction set that torch uses, cores, GPU, versions, commit."""
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):  # Linux only, and not on every architecture
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    facts: dict[str, Any] = {
+        "processor": processor,
+        "instructions": _instructions(),
+        "cores": available_cores(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[package] = version(package)
+    return facts | {"torch threads": torch.get_num_threads(), "commit": _commit()}
+
+
+def _instructions() -> str:
+    """The instruction set of torch's kernels, and whether bfloat16 is native, which decides the default precision."""
+    bfloat16 = resolve_precision("auto", torch.device("cpu")) == torch.bfloat16
+    return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if bfloat16 else "")
+
+
+def _commit() -> str | None:
+    """Short hash of the checked-out commit, with a plus if tracked files differ from it; None outside of git."""
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # a package in .venv is none of the files around it
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def comparison_facts(command: str, jobs: int) -> dict[str, Any]:
+    """What the runs of a comparison depend on, with the command line that made them."""
+    facts = machine_facts()
+    instructions = facts["instructions"].replace(" with bfloat16", "-BF16")
+    facts["processor"] = f"{facts['processor']} ({instructions})"
+    names = ("processor", "cores", "gpu", "python", "torch", "numpy", "gymnasium", "ale-py")
+    kept = {name: facts[name] for name in names}
+    return {"command": command, "commit": facts["commit"], "a2c": __version__, "jobs": jobs, **kept}
+
+
+def write_about(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write `facts` as JSON. A fact that has changed since `path` was written becomes a list of its values in turn."""
+    try:
+        before: dict[str, Any] = dict(json.loads(read_small(path)))
+    except FileNotFoundError:
+        before = {}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a JSON object, got a damaged file ({error}); remove it") from error
+    merged = {}
+    for name, value in facts.items():
+        seen = before.get(name, value)
+        values = seen if isinstance(seen, list) else [seen]
+        merged[name] = seen if values[-1] == value else [*values, value]
+    write_atomically(path, (json.dumps(merged, indent=2, ensure_ascii=False) + "\n").encode())

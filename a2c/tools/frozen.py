@@ -1,0 +1,67 @@
+"""The policies that a run has kept, played one after the other until one reaches the run's target."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from a2c.metrics.files import CsvTable, read_table
+from a2c.processes.start import stop_with_input
+from a2c.run.checkpoint import LATEST, load_checkpoint
+from a2c.run.policies import kept_policies
+from a2c.tools.evaluate import evaluate
+
+EPISODES = 30  # that each policy plays
+COLUMNS = ("env_steps", "episodes", "mean", "standard_deviation", "min", "max")  # of evaluations.csv
+CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1:]))"
+
+
+def command(run_dir: Path, target: float, threads: int) -> list[str]:
+    """The command line of a process that calls `evaluate_kept`."""
+    return [sys.executable, "-c", CODE, str(run_dir), str(target), str(threads)]
+
+
+def main(run_dir: str, target: str, threads: str) -> int:
+    """Entry point of that process, which ends when its standard input is closed."""
+    stop_with_input()
+    evaluate_kept(Path(run_dir), float(target), int(threads))
+    return 0
+
+
+def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
+    """Evaluate the run's kept policies and then its last one, until a mean score is `target` or above.
+
+    A row of evaluations.csv is written after each, so that a call continues where another was stopped. Raises what
+    `evaluate` raises, and OSError where the disk refuses.
+    """
+    means = evaluated(run_dir)
+    last = max(means, default=-1)
+    table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=last)
+    if max(means.values(), default=-np.inf) >= target:
+        return
+    policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
+    policies.setdefault(load_checkpoint(run_dir / LATEST)["env_steps"], LATEST)
+    for steps, checkpoint in sorted(policies.items()):
+        if steps > last:
+            scores = evaluate(run_dir, EPISODES, checkpoint=checkpoint, threads=threads)
+            table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
+            print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
+            if scores.mean() >= target:
+                return
+
+
+def evaluated(run_dir: Path) -> dict[int, float]:
+    """Mean score of each policy of a run that was evaluated, by its env_steps."""
+    try:
+        table = read_table(run_dir / "evaluations.csv", ("env_steps", "mean"))
+    except FileNotFoundError:
+        return {}
+    rows = np.stack(list(table.values()), axis=1)
+    return {int(steps): float(mean) for steps, mean in rows[np.isfinite(rows).all(axis=1)]}
+
+
+def first_frozen(run_dir: Path, target: float) -> int | None:
+    """env_steps of the first policy that was evaluated at `target` or above, or None."""
+    return min((steps for steps, mean in evaluated(run_dir).items() if mean >= target), default=None)

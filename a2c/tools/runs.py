@@ -1,0 +1,68 @@
+"""The runs of a comparison: their names, and what is refused before one of them starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from a2c.config.config import Config
+from a2c.config.resolve import resolve
+from a2c.envs.single import probe_spaces
+from a2c.metrics.files import read_small
+
+FREE = ("run_dir", "resume", "stop_after", "progress", "log_every")  # settings that may change when a run continues
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training of a comparison."""
+
+    setting: str  # its directory: epochs=2,rollout_steps=20, or the preset where nothing is varied
+    varied: Mapping[str, str]  # the fields that are varied, and their values
+    config: Config
+    flags: tuple[str, ...]  # of `a2c train`, but for the run directory
+
+    @property
+    def name(self) -> str:
+        """Its run directory in that of the comparison; its log has the same name and ends in .log."""
+        return f"{self.setting}/seed-{self.config.seed}"
+
+    @property
+    def budget(self) -> int:
+        """Decisions at which it ends, should it reach no target."""
+        return min(self.config.total_env_steps, self.config.stop_after or self.config.total_env_steps)
+
+    @property
+    def keeps_policies(self) -> bool:
+        """Whether the policies that it keeps are evaluated once it has ended."""
+        return bool(self.config.keep_policy_every) and self.config.target_score is not None
+
+
+def resolved(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the values that `auto`, None and 0 stand for; ValueError for an environment that cannot be made."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for run in runs:
+        if run.setting not in shapes:
+            shapes[run.setting] = probe_spaces(run.config).obs_shape
+    return [dataclasses.replace(run, config=resolve(run.config, shapes[run.setting])) for run in runs]
+
+
+def check_runs(out: Path, runs: Sequence[Run]) -> None:
+    """ValueError where a run that `out` holds already has other settings than in `runs`, or where a link is in the way.
+
+    The runs are `resolved`.
+    """
+    for run in runs:
+        for path in (out / run.setting, out / run.name, out / f"{run.name}.log"):
+            if path.is_symlink():
+                raise ValueError(f"{path} must not be a symbolic link; remove it or use another out")
+        try:
+            saved = Config.from_json(read_small(out / run.name / "config.json"))
+        except FileNotFoundError:
+            continue
+        for field in dataclasses.fields(Config):
+            was, now = getattr(saved, field.name), getattr(run.config, field.name)
+            if field.name not in FREE and was != now:
+                where = f"as in the run {out / run.name}"
+                raise ValueError(f"{field.name} must be {was} {where}, got {now}: use another out")

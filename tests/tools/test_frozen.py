@@ -1,0 +1,95 @@
+"""The kept policies of a run: in order, until the first that reaches the target, and on where it stopped."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from runs import tiny
+
+from a2c.run.policies import kept_policies
+from a2c.run.trainer import Trainer
+from a2c.tools import frozen
+from a2c.tools.evaluate import evaluate
+from a2c.tools.frozen import evaluate_kept, evaluated, first_frozen
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of 640 decisions (8 rollouts) that kept a policy every 160, but none at its end."""
+    run_dir = tmp_path_factory.mktemp("frozen") / "run"
+    trainer = Trainer(replace(tiny(run_dir), total_env_steps=560, keep_policy_every=160))
+    assert trainer.run() == 0
+    assert list(kept_policies(run_dir)) == [160, 320, 480]
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(trained):
+    (trained / "evaluations.csv").unlink(missing_ok=True)
+    return trained
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Policies in the order in which they were evaluated; the scores of each are set by `played.scores`."""
+
+    class Played(list):
+        scores: dict[str, list[float]]
+
+    played = Played()
+
+    def fake(run_dir, episodes, *, checkpoint, threads):
+        played.append(checkpoint)
+        if checkpoint not in played.scores:
+            raise KeyboardInterrupt
+        return np.array(played.scores[checkpoint])
+
+    monkeypatch.setattr(frozen, "evaluate", fake)
+    return played
+
+
+A, B, C, LAST = "policies/000000160.pt", "policies/000000320.pt", "policies/000000480.pt", "latest.pt"
+
+
+def test_policies_are_evaluated_in_order_until_the_first_that_reaches_the_target(run_dir, played):
+    played.scores = {A: [1.0, 3.0], B: [4.0, 6.0]}
+    evaluate_kept(run_dir, 5.0)
+    assert played == [A, B] and first_frozen(run_dir, 5.0) == 320
+    with open(run_dir / "evaluations.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [{k: float(v) for k, v in row.items()} for row in rows] == [
+        {"env_steps": 160, "episodes": 2, "mean": 2, "standard_deviation": 1, "min": 1, "max": 3},
+        {"env_steps": 320, "episodes": 2, "mean": 5, "standard_deviation": 1, "min": 4, "max": 6},
+    ]
+    evaluate_kept(run_dir, 5.0)
+    assert played == [A, B]  # nothing is left to do
+
+
+def test_an_evaluation_that_was_stopped_continues_after_its_last_row(run_dir, played):
+    played.scores = {A: [1.0]}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_kept(run_dir, 5.0)
+    with open(run_dir / "evaluations.csv", "a") as file:
+        file.write("320,30,9")  # as after a kill
+    played.scores = {B: [2.0], C: [3.0], LAST: [4.0]}
+    evaluate_kept(run_dir, 5.0)
+    assert played == [A, B, B, C, LAST]
+    assert evaluated(run_dir) == {160: 1.0, 320: 2.0, 480: 3.0, 560: 4.0} and first_frozen(run_dir, 5.0) is None
+
+
+def test_the_last_policy_of_a_run_counts_though_it_was_not_due_to_be_kept(run_dir, played):
+    played.scores = {A: [1.0], B: [1.0], C: [1.0], LAST: [9.0]}
+    evaluate_kept(run_dir, 5.0)
+    assert first_frozen(run_dir, 5.0) == 560
+
+
+def test_means_are_those_of_evaluate(run_dir):
+    evaluate_kept(run_dir, -1.0, threads=1)
+    expected = evaluate(run_dir, frozen.EPISODES, checkpoint=A, threads=1)
+    assert evaluated(run_dir) == {160: expected.mean()}
+
+
+def test_a_row_that_is_no_number_is_not_a_result(run_dir):
+    (run_dir / "evaluations.csv").write_text("env_steps,mean\ninf,9\n160,nan\n320,7\n")
+    assert evaluated(run_dir) == {320: 7.0}

@@ -1,0 +1,189 @@
+"""Several trainings at a time: what runs when, what a signal does, what a failure leaves alone, what is repeated."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fake_train
+import pytest
+from toys import wait_for
+
+from a2c.config.config import Config
+from a2c.tools.jobs import Jobs, describe, last_line
+from a2c.tools.runs import Run
+
+FAKE = [sys.executable, fake_train.__file__]
+CONFIG = replace(Config.from_preset("cartpole"), threads=1)
+
+
+def runs(*todo):
+    """A run of each kind, with seeds 0, 1, ..."""
+    return [Run("x", {}, replace(CONFIG, seed=seed), ("--do", what)) for seed, what in enumerate(todo)]
+
+
+def times(out, seed):
+    return [float(line) for line in (out / f"x/seed-{seed}" / "times.txt").read_text().split()]
+
+
+def trained(out, *todo, jobs=2):
+    work = Jobs(out, FAKE)
+    work.train_all(runs(*todo), jobs)
+    return work
+
+
+def begun(out, count):
+    return lambda: sum(1 for _ in out.glob("x/*/latest.pt")) >= count
+
+
+@pytest.fixture
+def after():
+    """Call `act` in a thread once a condition holds."""
+    threads = []
+
+    def start(condition, act):
+        def wait_and_act():
+            wait_for(condition, 60)
+            act()
+
+        threads.append(threading.Thread(target=wait_and_act))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_as_many_runs_are_trained_at_a_time_as_there_are_jobs(jobs, tmp_path):
+    work = trained(tmp_path, "end", "end", "end", jobs=jobs)
+    spans = [times(tmp_path, seed) for seed in range(3)]
+    assert max(sum(begin <= at < end for begin, end in spans) for at, _ in spans) == jobs
+    assert work.codes == {f"x/seed-{seed}": 0 for seed in range(3)}
+
+
+def test_what_a_run_prints_goes_to_its_log_and_one_line_tells_when_it_begins_and_ends(tmp_path, capfd):
+    trained(tmp_path, "end", "fail", jobs=1)
+    out, err = capfd.readouterr()
+    assert err == "" and out.splitlines() == [
+        "begin  x seed 0",
+        "end    x seed 0: 1,200 decisions in 0:01:00, 475 at 1,000, best mean 500.0",
+        "begin  x seed 1",
+        "failed x seed 1: error: it is broken",
+    ]
+    log = (tmp_path / "x/seed-1.log").read_text()
+    assert log == f"--- a2c train --do fail --run-dir {tmp_path}/x/seed-1\nerror: it is broken\n"
+
+
+def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again_by_the_next_comparison(tmp_path):
+    first = trained(tmp_path, "fail once", "end", "end")
+    assert first.codes == {"x/seed-0": 1, "x/seed-1": 0, "x/seed-2": 0}
+    again = trained(tmp_path, "fail once", "end", "end")
+    assert set(again.codes.values()) == {0}
+    assert [len(times(tmp_path, seed)) for seed in range(3)] == [3, 2, 2]  # the failed attempt wrote one line
+
+
+def test_a_process_that_cannot_be_started_is_a_failure(tmp_path, capfd):
+    work = Jobs(tmp_path, [str(tmp_path / "no such program")])
+    work.train_all(runs("end", "end"), 1)
+    assert set(work.codes.values()) == {1}
+    assert capfd.readouterr().out.count("No such file or directory") == 2
+
+
+def test_a_finished_run_is_trained_on_to_a_later_stop(tmp_path):
+    trained(tmp_path, "end")
+    longer = [replace(run, config=replace(run.config, stop_after=5000)) for run in runs("end")]
+    assert Jobs(tmp_path, FAKE).is_finished(*runs("end")) and not Jobs(tmp_path, FAKE).is_finished(*longer)
+    Jobs(tmp_path, FAKE).train_all(longer, 1)
+    assert f"--resume {tmp_path}/x/seed-0 --stop-after 5000" in (tmp_path / "x/seed-0.log").read_text()
+
+
+def test_a_run_whose_directory_was_removed_is_not_finished(tmp_path):
+    trained(tmp_path, "end")
+    (tmp_path / "x/seed-0/latest.pt").unlink()
+    assert not Jobs(tmp_path, FAKE).is_finished(*runs("end"))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_runs_begins_no_other_and_the_next_comparison_continues(sign, tmp_path, after, capfd):
+    after(begun(tmp_path, 2), lambda: os.kill(os.getpid(), sign))
+    work = trained(tmp_path, "wait", "wait", "end")
+    assert work.request.number == sign and work.codes == {}
+    assert [len(times(tmp_path, seed)) for seed in (0, 1)] == [1, 1] and not (tmp_path / "x/seed-2").exists()
+    assert capfd.readouterr().out.count("stop ") == 2  # the third never began
+    again = trained(tmp_path, "wait", "wait", "end")
+    assert again.codes == {f"x/seed-{seed}": 0 for seed in range(3)}
+    assert "--resume" in (tmp_path / "x/seed-0.log").read_text()
+    assert "--resume" not in (tmp_path / "x/seed-2.log").read_text()
+
+
+def test_a_run_that_had_finished_before_the_signal_is_not_repeated(tmp_path, after):
+    after(begun(tmp_path, 2), lambda: time.sleep(1) or os.kill(os.getpid(), signal.SIGTERM))
+    assert trained(tmp_path, "end", "wait").codes == {"x/seed-0": 0}
+    assert json.loads((tmp_path / "status.json").read_text()) == {"x/seed-0": {"exit_status": 0, "stop_after": 0}}
+
+
+def test_a_second_interrupt_ends_all_runs_at_once(tmp_path, after):
+    work = Jobs(tmp_path, FAKE)
+    after(begun(tmp_path, 2), lambda: os.kill(os.getpid(), signal.SIGINT))
+    after(lambda: bool(work.request), lambda: time.sleep(1) or os.kill(os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        work.train_all(runs("stubborn", "stubborn", "end"), 2)
+    assert time.monotonic() - began < 30 and not work.running  # they would have slept for a minute
+    assert not (tmp_path / "x/seed-2").exists()
+
+
+def test_kept_policies_are_evaluated_after_the_training_in_another_process_that_may_fail(tmp_path, monkeypatch):
+    seen = []
+
+    def fails_at_first(run_dir, target, threads):
+        seen.append((run_dir.name, target, threads))
+        return [sys.executable, "-c", f"import sys; print('played'); sys.exit({len(seen) == 1})"]
+
+    monkeypatch.setattr("a2c.tools.jobs.command", fails_at_first)
+    keeping = [replace(run, config=replace(run.config, keep_policy_every=100)) for run in runs("end", "end")]
+    work = Jobs(tmp_path, FAKE)
+    work.train_all(keeping, 1)
+    assert seen == [("seed-0", 475.0, 1), ("seed-1", 475.0, 1)]
+    assert work.codes == {"x/seed-0": 1, "x/seed-1": 0}
+    Jobs(tmp_path, FAKE).train_all(keeping, 1)
+    assert [name for name, _, _ in seen] == ["seed-0", "seed-1", "seed-0"]
+    assert (tmp_path / "x/seed-0.log").read_text().count("played") == 2
+
+
+def test_policies_of_a_run_without_target_or_of_a_failed_one_are_not_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setattr("a2c.tools.jobs.command", lambda *_: pytest.fail("no evaluation"))
+    first, second = runs("end", "fail")
+    endless = replace(first.config, keep_policy_every=100, target_score=None)
+    failing = replace(second.config, keep_policy_every=100)
+    work = Jobs(tmp_path, FAKE)
+    work.train_all([replace(first, config=endless), replace(second, config=failing)], 1)
+    assert work.codes == {"x/seed-0": 0, "x/seed-1": 1}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "3", "[" * 100_000])
+def test_a_damaged_status_file_is_refused(text, tmp_path):
+    (tmp_path / "status.json").write_text(text)
+    with pytest.raises(ValueError, match=r"status\.json must be a JSON object"):
+        Jobs(tmp_path, FAKE)
+
+
+def test_describe_tells_whether_target_and_frozen_policy_were_reached(tmp_path):
+    run = replace(runs("end")[0], config=replace(CONFIG, keep_policy_every=100))
+    run_dir = tmp_path / run.name
+    run_dir.mkdir(parents=True)
+    fake_train.write(run_dir, 100)
+    assert describe(tmp_path, run) == "1,200 decisions in 0:01:00, 475 missed, frozen missed, best mean 100.0"
+    (run_dir / "evaluations.csv").write_text("env_steps,mean\n100,20\n200,480\n300,490\n")
+    assert "475 missed, frozen at 200" in describe(tmp_path, run)
+
+
+def test_last_line_of_a_log_is_its_last_one_with_text(tmp_path):
+    (tmp_path / "log").write_text("x" * 10_000 + "\nerror: this\n\n")
+    assert last_line(tmp_path / "log") == "error: this"
+    assert last_line(tmp_path / "no log") == last_line(Path(os.devnull)) == ""
