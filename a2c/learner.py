@@ -56,6 +56,7 @@ class Learner:
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
         self.env_steps = self.updates = 0
+        self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
@@ -75,6 +76,7 @@ class Learner:
         rollout.check()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
+        self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         once = rollout.split(self.config.num_minibatches) if minibatches is None else minibatches
@@ -89,7 +91,7 @@ class Learner:
         self.env_steps += len(rollout)
 
     def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
-        result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy)
+        result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy, self.entropy_coef)
         norm = clipped_step(self.net, self.optimizer, result.gradients, self.config.max_grad_norm)
         self.sync()
         return result._replace(gradients=()), norm
@@ -124,7 +126,7 @@ class Learner:
     def update_metrics(self) -> dict[str, float]:
         """Terms of the last update, empty before the first (host copies: call it once per logged row)."""
         if self.last_update is not None:
-            terms = describe_update(*self.last_update, self.net, self.config)
+            terms = describe_update(*self.last_update, self.net, self.config.max_grad_norm, self.entropy_coef)
             self.last_metrics = {**terms, "policy_lag": self.policy_lag}
         return self.last_metrics
 
@@ -168,16 +170,18 @@ class Learner:
         )
 
 
-def describe_update(result: Gradients, grad_norm: Tensor, net: nn.Module, config: Config) -> dict[str, float]:
+def describe_update(
+    result: Gradients, grad_norm: Tensor, net: nn.Module, max_grad_norm: float, entropy_coef: float
+) -> dict[str, float]:
     """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
     norm, loss = float(grad_norm), result.loss
     entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-    undo_clip = max(1.0, norm / (config.max_grad_norm or math.inf))
+    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))
     return {
         "advantage": float(loss.advantage),
         "values": float(result.values),
         "batch_rewards": float(result.returns),
-        "loss_entropy": -config.entropy_coef * float(loss.entropy),
+        "loss_entropy": -entropy_coef * float(loss.entropy),
         "loss_policy": float(loss.policy),
         "loss_value": float(loss.value),
         "loss_total": float(loss.total),
@@ -196,7 +200,20 @@ def check_finite(network: dict[str, Tensor]) -> None:
 
 
 def learning_rate(config: Config, env_steps: int) -> float:
-    """The learning rate after `env_steps` decisions: constant, or linear to zero at the end."""
-    if not config.lr_decay:
-        return config.learning_rate
-    return config.learning_rate * max(0.0, 1.0 - env_steps / config.total_env_steps)
+    """The learning rate after `env_steps` decisions: linear from `learning_rate` to `lr_final`, or constant."""
+    return _between(config.learning_rate, config.lr_final, _progress(config, env_steps))
+
+
+def entropy_coef(config: Config, env_steps: int) -> float:
+    """The weight of the entropy bonus after `env_steps` decisions: held, then linear to `entropy_final`, or constant."""
+    hold, progress = config.entropy_hold, _progress(config, env_steps)
+    return _between(config.entropy_coef, config.entropy_final, max(0.0, progress - hold) / max(1.0 - hold, 1e-9))
+
+
+def _progress(config: Config, env_steps: int) -> float:
+    """The part of the schedules that is over, 0 to 1."""
+    return min(1.0, env_steps / (config.schedule_steps or config.total_env_steps))
+
+
+def _between(start: float, final: float | None, share: float) -> float:
+    return start if final is None else start * (1.0 - share) + final * share

@@ -40,9 +40,9 @@ class Gradients(NamedTuple):
 
 
 def compute_gradients(
-    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool
+    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool, entropy_coef: float
 ) -> Gradients:
-    """Differentiate the loss of `minibatch` by the parameters of `net`.
+    """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
     `off_policy`: the policy has learned since it acted; then each sample of a rollout is weighted by its importance
     ratio, clipped at 1. The minibatch is learned in shards, one per compute thread, each weighted by its share of
@@ -51,7 +51,7 @@ def compute_gradients(
     shards = minibatch.split(compute.shards(len(minibatch)))
     weights = [len(shard) / len(minibatch) for shard in shards]
     results = compute.map(
-        lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy), shards, weights
+        lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy, entropy_coef), shards, weights
     )
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
@@ -63,7 +63,7 @@ def compute_gradients(
 
 
 def _shard_gradients(
-    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool
+    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
     """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
@@ -72,7 +72,7 @@ def _shard_gradients(
         batch.values,
         batch.actions,
         batch.returns,
-        entropy_coef=config.entropy_coef,
+        entropy_coef=entropy_coef,
         value_coef=config.value_coef,
         log_eps=config.log_eps or 0.0,
         behaviour_log_probs=batch.behaviour_log_probs,

@@ -115,7 +115,7 @@ def test_main_refuses_in_one_line(args, parts, capsys):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-@pytest.mark.parametrize(("flag", "near"), [("--num-evns", "--num-envs"), ("--lr", "--lr-decay")])
+@pytest.mark.parametrize(("flag", "near"), [("--num-evns", "--num-envs"), ("--lr", "--lr-final")])
 def test_train_names_the_nearest_flag_whatever_the_terminal_can_draw(flag, near, encoding):
     # tyro frames its errors with the characters that the terminal has.
     done = subprocess.run(

@@ -103,8 +103,11 @@ def test_runs_share_the_cores_where_nothing_sets_their_threads(args, threads, mo
         (["--num-envs", "4", "--vary", "num_minibatches=4,5"], "got num_minibatches=4 twice"),
         (["--vary", "gamma=0.9", "--vary", "gamma=1"], "vary must name gamma once, got it twice"),
         (["--gamma", "0.9", "--vary", "gamma=0.8"], "gamma must be left out where --vary names it"),
-        (["--no-lr_decay", "--vary", "lr-decay=true"], "lr_decay must be left out where --vary names it"),
-        (["--vary", "lr_decay=1"], "lr_decay must be true or false, got '1'"),
+        (
+            ["--no-normalize_obs", "--vary", "normalize-obs=true"],
+            "normalize_obs must be left out where --vary names it",
+        ),
+        (["--vary", "normalize_obs=1"], "normalize_obs must be true or false, got '1'"),
         (["--vary", "algorithm=a2c,a4c"], "a4c"),
         (["--vary", "preset=pong-fats"], "did you mean pong-fast"),
         (["--vary", "seed=1,2"], "vary must not name seed: use --seeds"),

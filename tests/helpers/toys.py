@@ -197,7 +197,7 @@ def learn(
     off_policy: bool = True,
 ) -> tuple[Gradients, Tensor]:
     """One step, as `Learner` takes it; what it did and the gradient's norm before the clip."""
-    result = compute_gradients(replica, minibatch, config, compute, off_policy)
+    result = compute_gradients(replica, minibatch, config, compute, off_policy, config.entropy_coef)
     norm = clipped_step(net, optimizer, result.gradients, config.max_grad_norm)
     sync_replica(replica, net)
     return result, norm

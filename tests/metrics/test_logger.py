@@ -119,7 +119,7 @@ def test_describe_update_measures_the_gradient_before_the_clip():
         net = MlpA2C((3,), 2)
         changed = Config(**vars(config) | {"max_grad_norm": max_grad_norm})
         result, norm = learn(net, net, make_optimizer(net, changed), batch, changed, compute)
-        found.append(describe_update(result, norm, net, changed))
+        found.append(describe_update(result, norm, net, changed.max_grad_norm, changed.entropy_coef))
         compute.close()
     free, clipped = found
     assert free["grad_l2"] > 0.1
