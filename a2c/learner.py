@@ -205,7 +205,7 @@ def learning_rate(config: Config, env_steps: int) -> float:
 
 
 def entropy_coef(config: Config, env_steps: int) -> float:
-    """The weight of the entropy bonus after `env_steps` decisions: held, then linear to `entropy_final`, or constant."""
+    """The weight of the entropy bonus after `env_steps` decisions: held, then linear to `entropy_final`."""
     hold, progress = config.entropy_hold, _progress(config, env_steps)
     return _between(config.entropy_coef, config.entropy_final, max(0.0, progress - hold) / max(1.0 - hold, 1e-9))
 
