@@ -15,8 +15,8 @@ import torch
 from a2c.config.config import Config
 from a2c.metrics.files import TEMPORARY
 from a2c.run.checkpoint import POLICY, save_checkpoint
+from a2c.run.run_dir import POLICIES
 
-FOLDER = "policies"  # in the run directory
 KEPT = re.compile(r"(\d{9,})\.pt")  # their names: the decisions learned from
 PER_SESSION = ("run_dir", "resume", "stop_after")  # settings of one session, which are not part of a policy
 
@@ -37,20 +37,20 @@ def save_policy(path: Path, state: dict[str, Any], half: bool = False) -> None:
 
 def keep_policy(run_dir: Path, state: dict[str, Any]) -> None:
     """Write `state` to `policies/` of the run, in a file named by its env_steps; OSError where the disk refuses."""
-    (run_dir / FOLDER).mkdir(exist_ok=True)
-    save_policy(run_dir / FOLDER / f"{state['env_steps']:09}.pt", state)
+    (run_dir / POLICIES).mkdir(exist_ok=True)
+    save_policy(run_dir / POLICIES / f"{state['env_steps']:09}.pt", state)
 
 
 def kept_policies(run_dir: Path) -> dict[int, Path]:
     """The policy files that a run has kept, by their env_steps in rising order; OSError where they cannot be listed."""
-    folder = run_dir / FOLDER
+    folder = run_dir / POLICIES
     paths = list(folder.iterdir()) if folder.is_dir() else []
     return dict(sorted((int(name[1]), path) for path in paths if (name := KEPT.fullmatch(path.name))))
 
 
 def drop_policies(run_dir: Path, env_steps: int) -> None:
     """Remove the kept policies of more than `env_steps` decisions, and what a killed process left half-written."""
-    for path in (run_dir / FOLDER).glob(f"*.pt{TEMPORARY}"):
+    for path in (run_dir / POLICIES).glob(f"*.pt{TEMPORARY}"):
         path.unlink()
     for steps, path in kept_policies(run_dir).items():
         if steps > env_steps:

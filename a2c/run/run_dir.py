@@ -17,7 +17,8 @@ from a2c.metrics.files import BLOCK, TEMPORARY, open_regular
 LOCK = "lock"
 FILES = ("config.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
 STARTED = FILES[:3]  # what a start writes before its first checkpoint
-GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard")  # written in place, so none may be a link
+POLICIES = "policies"  # directory of the policy files that a run keeps
+GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard", POLICIES)  # written in place, so none may be a link
 LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed
 
 

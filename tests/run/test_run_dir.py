@@ -28,6 +28,7 @@ def finished(tmp_path_factory):
     """A finished run of 240 decisions."""
     run_dir = tmp_path_factory.mktemp("runs") / "finished"
     flags = [*TINY, "--log-every", "1e-6", "--checkpoint-every", "80", "--lr-final", "None", "--no-progress"]
+    flags += ["--keep-policy-every", "80"]
     assert Trainer(parse_config([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)])).run() == 0
     return run_dir
 
@@ -49,6 +50,7 @@ def test_run_dir_with_links_at_every_predictable_name_changes_nothing_outside(wh
     names = [name for name in FILES if name != "config.json"]
     traps = {name + ".tmp": outside / f"{name}.tmp" for name in FILES}
     traps |= {name: outside / name for name in names if name not in ("latest.pt", "metrics.csv", "episodes.csv")}
+    traps |= {f"policies/{name}": outside / name for name in ("000000320.pt", "000000320.pt.tmp")}
     for name, target in traps.items():
         (prepared / name).unlink(missing_ok=True)
         (prepared / name).symlink_to(target)
@@ -61,7 +63,7 @@ def test_run_dir_with_links_at_every_predictable_name_changes_nothing_outside(wh
     assert not any(path.is_symlink() for path in prepared.iterdir() if path.name != "best.pt")
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "episodes.csv", "tensorboard", "lock"])
+@pytest.mark.parametrize("name", ["metrics.csv", "episodes.csv", "tensorboard", "policies", "lock"])
 def test_run_dir_refuses_a_link_where_a_run_writes_in_place(name, prepared, tmp_path, capsys):
     path, outside = prepared / name, tmp_path / "outside"
     path.rename(outside)
