@@ -107,7 +107,7 @@ def test_clipped_step_equals_plain_torch():
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_that_acted(epochs):
-    config = replace(CONFIG, network="mlp", epochs=epochs, num_minibatches=2, num_envs=10, lr_final=None)
+    config = replace(CONFIG, network="mlp", epochs=epochs, num_minibatches=2, num_envs=10, lr_final=1.0)
     rollout = random_rollout(envs=10)
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 3), compute)
@@ -224,30 +224,30 @@ def test_learn_from_transitions_equals_learn_from_the_rollout():
 def test_learning_rate_moves_linearly_to_lr_final_or_stays():
     falling = Config(learning_rate=0.004, total_env_steps=1000)
     assert [learning_rate(falling, n) for n in (0, 250, 500, 1000, 2000)] == pytest.approx([0.004, 0.003, 0.002, 0, 0])
-    assert learning_rate(replace(falling, lr_final=None), 900) == 0.004
-    short = replace(falling, lr_final=0.001, schedule_steps=500)
+    assert learning_rate(replace(falling, lr_final=1.0), 900) == 0.004
+    short = replace(falling, lr_final=0.25, schedule_end=0.5)
     assert [learning_rate(short, n) for n in (0, 250, 500, 900)] == pytest.approx([0.004, 0.0025, 0.001, 0.001])
 
 
 def test_entropy_coef_is_held_and_then_moves_linearly_to_entropy_final():
     config = Config(entropy_coef=0.02, total_env_steps=1000)
     assert [entropy_coef(config, n) for n in (0, 900, 2000)] == [0.02] * 3
-    falling = replace(config, entropy_final=0.01, entropy_hold=0.4)
+    falling = replace(config, entropy_final=0.5, entropy_hold=0.4)
     wanted = [0.02, 0.02, 0.015, 0.01, 0.01]
     assert [entropy_coef(falling, n) for n in (0, 400, 700, 1000, 2000)] == pytest.approx(wanted)
-    at_the_end = replace(falling, entropy_hold=1.0, schedule_steps=500)
+    at_the_end = replace(falling, entropy_hold=1.0, schedule_end=0.5)
     assert [entropy_coef(at_the_end, n) for n in (0, 499, 500, 900)] == pytest.approx([0.02] * 4)
-    at_once = replace(falling, entropy_hold=0.0, schedule_steps=500)
+    at_once = replace(falling, entropy_hold=0.0, schedule_end=0.5)
     assert [entropy_coef(at_once, n) for n in (0, 250, 500)] == pytest.approx([0.02, 0.015, 0.01])
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
     config = replace(CONFIG, network="mlp", num_minibatches=1, num_envs=10, total_env_steps=240, max_grad_norm=0.0)
-    config = replace(config, lr_final=0.002, entropy_final=1.05, entropy_hold=0.0)
+    config = replace(config, lr_final=0.2, entropy_final=0.4)
     rollout = random_rollout(envs=10)
     with closing(Compute(config)) as compute:
         scheduled = Learner(config, spaces((4,), 3), compute)
-        constant = replace(config, learning_rate=0.006, lr_final=None, entropy_coef=0.55, entropy_final=None)
+        constant = replace(config, learning_rate=0.006, lr_final=1.0, entropy_coef=0.035, entropy_final=1.0)
         expected = Learner(constant, spaces((4,), 3), compute)
         for learner in (scheduled, expected):
             learner.set_counts(120, 0)
@@ -255,7 +255,7 @@ def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
             learner.sync()
     torch.testing.assert_close(flat(scheduled.net), flat(expected.net))
     metrics = scheduled.metrics()
-    assert metrics["loss_entropy"] == pytest.approx(-0.55 * metrics["entropy"])
+    assert metrics["loss_entropy"] == pytest.approx(-0.035 * metrics["entropy"])
 
 
 def test_learn_scales_the_step_by_the_learning_rate():

@@ -82,10 +82,10 @@ class Config:
     """Lambda of the lambda-return; 1 gives the n-step return (0 to 1)."""
     learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.003
     """Step size of the optimiser (per update)."""
-    lr_final: Annotated[float | None, Range(0.0, 10.0)] = 0.0
-    """Learning rate at the end of its linear schedule, and after it (per update; None = constant)."""
-    schedule_steps: Annotated[int, Range(0, 10**15)] = 0
-    """Length of the schedules of learning_rate and entropy_coef (env_steps; 0 = total_env_steps)."""
+    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """Learning rate at the end of its linear schedule, and after it (share of learning_rate; 1 = constant)."""
+    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
+    """Where the schedules of learning_rate and entropy_coef end (share of total_env_steps)."""
     optimizer: Optimizer = "adam"
     """Optimiser of the network's parameters."""
     adam_eps: Annotated[float, Range(0.0, 1.0, above=True)] = 1e-3
@@ -98,10 +98,10 @@ class Config:
     """Add rmsprop_eps under the square root, as the first A3C programs did."""
     entropy_coef: Annotated[float, Range(0.0, 100.0)] = 0.01
     """Weight of the entropy bonus in the loss (per nat)."""
-    entropy_final: Annotated[float | None, Range(0.0, 100.0)] = None
-    """Weight of the entropy bonus at the end of its schedule, and after it (per nat; None = constant)."""
-    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.5
-    """Part of the schedule before entropy_coef moves to entropy_final, linearly (0 to 1)."""
+    entropy_final: Annotated[float, Range(0.0, 1.0)] = 1.0
+    """Weight of the entropy bonus at the end of its schedule, and after it (share of entropy_coef; 1 = constant)."""
+    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None

@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sliding_batch": 32,
         "gae_lambda": 1.0,
         "learning_rate": 0.003,
-        "lr_final": None,
+        "lr_final": 1.0,
         "entropy_coef": 0.03,
         "value_coef": 1.0,
         "max_grad_norm": 0.1,

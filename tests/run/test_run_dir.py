@@ -27,7 +27,7 @@ COLUMNS = ("env_steps", "seconds", "score", "length")
 def finished(tmp_path_factory):
     """A finished run of 240 decisions."""
     run_dir = tmp_path_factory.mktemp("runs") / "finished"
-    flags = [*TINY, "--log-every", "1e-6", "--checkpoint-every", "80", "--lr-final", "None", "--no-progress"]
+    flags = [*TINY, "--log-every", "1e-6", "--checkpoint-every", "80", "--lr-final", "1", "--no-progress"]
     flags += ["--keep-policy-every", "80"]
     assert Trainer(parse_config([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)])).run() == 0
     return run_dir

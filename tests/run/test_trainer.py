@@ -84,7 +84,7 @@ def test_trainer_changes_every_parameter(run_dir):
 
 def test_trainer_resumes_in_the_same_directory(tmp_path, capsys):
     run_dir = tmp_path / "run"
-    flags = [*TINY, "--log-every", "0.000001", "--lr-final", "None"]
+    flags = [*TINY, "--log-every", "0.000001", "--lr-final", "1"]
     assert cli.train([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)]) == 0
     before = load_checkpoint(run_dir / "latest.pt")
     assert cli.train(["--resume", str(run_dir), "--total-env-steps", "400"]) == 0
