@@ -68,11 +68,11 @@ class Config:
     """Precision of forward and backward passes; auto: bfloat16 where the hardware has it. Parameters stay float32."""
 
     # --- learning -----------------------------------------------------------------------
-    rollout_steps: Annotated[int, Range(1, 100_000)] = 20
+    rollout_steps: Annotated[int, Range(1, 100_000)] = 32
     """Length of a rollout (steps per environment)."""
-    num_minibatches: Annotated[int, Range(1, 10_000)] = 5
+    num_minibatches: Annotated[int, Range(1, 10_000)] = 10
     """Minibatches per rollout, split by environment, one optimiser step each (count; at most num_envs)."""
-    epochs: Annotated[int, Range(1, 1000)] = 1
+    epochs: Annotated[int, Range(1, 1000)] = 3
     """Times each rollout is learned from, with importance ratios clipped at 1 after the first step (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
     """Learn n-step windows that slide over the episodes, n = rollout_steps (transitions per batch; 0 = off)."""
@@ -80,15 +80,15 @@ class Config:
     """Discount factor (0 to 1)."""
     gae_lambda: Annotated[float, Range(0.0, 1.0)] = 0.95
     """Lambda of the lambda-return; 1 gives the n-step return (0 to 1)."""
-    learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.003
+    learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.001
     """Step size of the optimiser (per update)."""
-    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.0
+    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.25
     """Learning rate at the end of its linear schedule, and after it (share of learning_rate; 1 = constant)."""
-    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
+    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.4
     """Where the schedules of learning_rate and entropy_coef end (share of total_env_steps)."""
     optimizer: Optimizer = "adam"
     """Optimiser of the network's parameters."""
-    adam_eps: Annotated[float, Range(0.0, 1.0, above=True)] = 1e-3
+    adam_eps: Annotated[float, Range(0.0, 1.0, above=True)] = 1e-4
     """Epsilon in Adam's denominator (gradient units)."""
     rmsprop_decay: Annotated[float, Range(0.0, 1.0)] = 0.99
     """Smoothing constant of RMSprop's mean of squared gradients (per update, 0 to 1)."""
@@ -98,9 +98,9 @@ class Config:
     """Add rmsprop_eps under the square root, as the first A3C programs did."""
     entropy_coef: Annotated[float, Range(0.0, 100.0)] = 0.01
     """Weight of the entropy bonus in the loss (per nat)."""
-    entropy_final: Annotated[float, Range(0.0, 1.0)] = 1.0
+    entropy_final: Annotated[float, Range(0.0, 1.0)] = 0.1
     """Weight of the entropy bonus at the end of its schedule, and after it (share of entropy_coef; 1 = constant)."""
-    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.0
+    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.35
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
@@ -110,7 +110,7 @@ class Config:
     """Clip the L2 norm of each gradient to this (gradient units; 0 = no clipping)."""
 
     # --- run ----------------------------------------------------------------------------
-    total_env_steps: Annotated[int, Range(1, 10**15)] = 1_500_000
+    total_env_steps: Annotated[int, Range(1, 10**15)] = 1_000_000
     """Length of the run (env_steps)."""
     stop_after: Annotated[int, Range(0, 10**15)] = 0
     """Stop early, as if interrupted, once the run is this long; --resume continues it (env_steps; 0 = off)."""

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+# A2C as it was published learns from each rollout once; its learning rate falls to zero, its entropy bonus stays.
+ONCE: dict[str, Any] = {"epochs": 1, "lr_final": 0.0, "schedule_end": 1.0, "entropy_final": 1.0, "entropy_hold": 0.0}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "pong-fast": {
         "backend": "native",
-        "num_envs": 32,
+        "num_envs": 16,
         "frame_size": 42,
         "network": "small",
-        "num_minibatches": 4,
-        "learning_rate": 0.004,
-        "total_env_steps": 1_200_000,
+        "rollout_steps": 64,
+        "num_minibatches": 8,
+    },
+    "a2c-strict": {
+        **ONCE,
+        "rollout_steps": 20,
+        "num_minibatches": 5,
+        "learning_rate": 0.003,
+        "adam_eps": 1e-3,
+        "total_env_steps": 1_500_000,
     },
     "cartpole": {
+        **ONCE,
         "env": "CartPole-v1",
         "backend": "sync",
         "num_envs": 16,
@@ -32,10 +43,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "target_score": 475.0,
     },
     "lstm": {
+        **ONCE,
         "network": "lstm",
         "frame_size": 42,
         "frame_stack": 1,
         "crop": True,
+        "rollout_steps": 20,
         "num_minibatches": 5,
         "gae_lambda": 1.0,
         "learning_rate": 0.001,
@@ -45,6 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_env_steps": 2_000_000,
     },
     "cartpole-lstm": {
+        **ONCE,
         "env": "CartPole-v1",
         "backend": "sync",
         "num_envs": 16,
@@ -62,11 +76,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "target_score": 475.0,
     },
     "book": {
+        **ONCE,
         "rollout_steps": 4,
         "num_minibatches": 1,
         "sliding_batch": 32,
         "gae_lambda": 1.0,
         "learning_rate": 0.003,
+        "adam_eps": 1e-3,
         "lr_final": 1.0,
         "entropy_coef": 0.03,
         "value_coef": 1.0,
