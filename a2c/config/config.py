@@ -84,7 +84,7 @@ class Config:
     """Step size of the optimiser (per update)."""
     lr_final: Annotated[float, Range(0.0, 1.0)] = 0.25
     """Learning rate at the end of its linear schedule, and after it (share of learning_rate; 1 = constant)."""
-    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.4
+    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.5
     """Where the schedules of learning_rate and entropy_coef end (share of total_env_steps)."""
     optimizer: Optimizer = "adam"
     """Optimiser of the network's parameters."""
@@ -100,7 +100,7 @@ class Config:
     """Weight of the entropy bonus in the loss (per nat)."""
     entropy_final: Annotated[float, Range(0.0, 1.0)] = 0.1
     """Weight of the entropy bonus at the end of its schedule, and after it (share of entropy_coef; 1 = constant)."""
-    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.35
+    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.5
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""

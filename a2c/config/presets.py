@@ -11,11 +11,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "pong-fast": {
         "backend": "native",
-        "num_envs": 16,
+        "num_envs": 32,
         "frame_size": 42,
         "network": "small",
         "rollout_steps": 64,
-        "num_minibatches": 8,
+        "num_minibatches": 12,
     },
     "a2c-strict": {
         **ONCE,
