@@ -1,7 +1,7 @@
-"""Write the tables of README.md, and its learning curve, from the files in results/.
+"""Write the tables of README.md and docs/learning.md, and the learning curve, from the files in results/.
 
     python benchmarks/tables.py          # fills the text between <!-- NAME --> and <!-- /NAME -->; draws docs/pong.png
-    python benchmarks/tables.py --check  # changes nothing; exit code 1 if README.md is out of date
+    python benchmarks/tables.py --check  # changes nothing; exit code 1 if a document is out of date
 
 A table holds runs of one commit on one kind of processor, which the line above it names. Every seed that was run
 is counted; a run that missed its target is a row, or a part of the count, like any other.
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from a2c.metrics.console import format_duration
+from a2c.metrics.console import format_duration, format_score
 from a2c.metrics.files import read_table
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import (
@@ -30,6 +30,7 @@ from a2c.metrics.results import (
     quantile,
     read_episodes,
 )
+from a2c.tools.summary import Row, format_interval, format_steps
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
