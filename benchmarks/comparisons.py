@@ -59,7 +59,7 @@ def search(*groups: Path) -> str:
         header = (f"decisions to {target_of([group])}", *(f"seed {seed}" for seed in seeds))
         rows = []
         for row in summaries:
-            figures = {run["seed"]: figure(run) for run in runs_with(row, group)}
+            figures = {run["seed"]: figure(run, row["frozen_solved"] != "") for run in runs_with(row, group)}
             rows.append((f"`{row['setting']}`", *(figures.get(seed, "") for seed in seeds)))
         command = "\n".join(listed(facts["command"]))
         texts.append(f"```\n{command}\n```\n\n{measured([facts])}{table(header, rows)}")
@@ -104,14 +104,16 @@ def target_of(groups: Iterable[Path]) -> str:
     return targets.pop()
 
 
-def figure(run: Row) -> str:
-    """The figures of a row of compare.csv: decisions to the target, and of the first policy that was good enough."""
-    text, best = "failed" if run["exit_status"] else "never", run["best"]
+def figure(run: Row, kept: bool) -> str:
+    """Decisions to the target of a row of compare.csv; `kept`: and of the first policy that was good enough, frozen."""
+    text, best, frozen = "failed" if run["exit_status"] else "never", run["best"], run["frozen_steps_to_target"]
     if run["steps_to_target"] != "":
         text = f"{run['steps_to_target']:,}"
     elif best != "":
         text += f" (best {best:.1f} in {run['env_steps']:,})"
-    return text + (f"; frozen {run['frozen_steps_to_target']:,}" if run["frozen_steps_to_target"] != "" else "")
+    if not kept:
+        return text
+    return f"{text}; frozen never" if frozen == "" else f"{text}; frozen {frozen:,}"
 
 
 def listed(fact: Any) -> list[Any]:

@@ -16,11 +16,13 @@ OF_A_RUN = ("config.json", "episodes.csv", "metrics.csv", "evaluations.csv")  # 
 
 
 def keep(out: Path, kept: Path) -> None:
-    """Copy the comparison `out` to the new directory `kept`; ValueError where `out` is not finished."""
+    """Copy the comparison `out` to `kept`, in place of an earlier one; ValueError where `out` is not finished."""
     if missing := [name for name in FILES if not (out / name).is_file()]:
         raise ValueError(f"out must be a finished comparison, got {out} without {', '.join(missing)}")
     if kept.exists():
-        raise ValueError(f"kept must be a new directory, got {kept}: remove it first")
+        if not all((kept / name).is_file() for name in FILES[:2]):
+            raise ValueError(f"kept must be a new directory or an earlier comparison, got {kept}")
+        shutil.rmtree(kept)
     runs = [path for name in OF_A_RUN for path in out.glob(f"*/seed-*/{name}")]
     for path in [*(out / name for name in FILES), *runs]:
         copy = kept / path.relative_to(out)
@@ -32,7 +34,7 @@ def main() -> None:
     """Keep the comparison that the command line names."""
     parser = argparse.ArgumentParser(description="Copy what results/ keeps of a comparison.")
     parser.add_argument("out", type=Path, help="directory that `a2c compare` wrote")
-    parser.add_argument("kept", type=Path, help="new directory")
+    parser.add_argument("kept", type=Path, help="directory to write, new or of an earlier comparison")
     try:
         keep(**vars(parser.parse_args()))
     except ValueError as error:
