@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 # The presets on Pong. Their seeds were not used to choose the settings.
 a2c compare results-to-be/pong-fast --preset pong-fast --seeds 100..109 --jobs 2 --keep-policy-every 20000
 a2c compare results-to-be/default --preset default --seeds 100..104 --keep-policy-every 20000
-# A2C as it was published: every rollout is learned from once.
+# Every rollout is learned from once, as in the papers on A2C.
 a2c compare results-to-be/strict --preset pong-fast --epochs 1 --seeds 100..104 --jobs 2 --keep-policy-every 20000
 # The same game with sticky actions.
 a2c compare results-to-be/pong-v5 --preset pong-fast --env ALE/Pong-v5 --seeds 100..104 --jobs 2 --keep-policy-every 20000
