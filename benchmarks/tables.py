@@ -1,7 +1,7 @@
-"""Write the tables of README.md, and its learning curve, from the files in results/.
+"""Write the tables of README.md and docs/learning.md, and the learning curve, from the files in results/.
 
     python benchmarks/tables.py          # fills the text between <!-- NAME --> and <!-- /NAME -->; draws docs/pong.png
-    python benchmarks/tables.py --check  # changes nothing; exit code 1 if README.md is out of date
+    python benchmarks/tables.py --check  # changes nothing; exit code 1 if a document is out of date
 
 A table holds runs of one commit on one kind of processor, which the line above it names. Every seed that was run
 is counted; a run that missed its target is a row, or a part of the count, like any other.
@@ -13,11 +13,11 @@ import argparse
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from comparisons import about, learning, measured, search, table
 
 from a2c.metrics.console import format_duration
 from a2c.metrics.files import read_table
@@ -103,7 +103,7 @@ def sb3(group: Path) -> str:
 
 def runs_of(group: Path) -> list[Path]:
     """The run directories of a group, in order of their names."""
-    return sorted(path for path in group.iterdir() if path.is_dir())
+    return sorted(path.parent for path in group.glob("**/episodes.csv"))
 
 
 def policy_lags(run: Path) -> np.ndarray:
@@ -127,7 +127,9 @@ def draw_curves(group: Path, path: Path) -> None:
         axes.plot(minutes, episodes["score"], ".", ms=2, alpha=0.25, color=line.get_color())
     axes.set(xlabel="wall time (minutes)", ylabel="score of Pong (game points)", ylim=(-21.5, 21.5))
     axes.grid(alpha=0.3)
-    axes.legend(title=f"mean of the last {WINDOW} episodes", loc="upper left", fontsize=8, title_fontsize=8)
+    columns = 1 + (len(axes.lines) > 10)  # two lines per run
+    title = f"mean of the last {WINDOW} episodes"
+    axes.legend(title=title, loc="upper left", fontsize=8, title_fontsize=8, ncols=columns)
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
@@ -141,61 +143,48 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if np.isfinite(value) else "not reached"
 
 
-def about(group: Path) -> dict[str, Any]:
-    """Commit, processor and versions of a group's runs."""
-    facts: dict[str, Any] = json.loads((group / "about.json").read_text(encoding="utf-8"))
-    return facts
-
-
-def measured(machines: Sequence[dict[str, Any]]) -> str:
-    """The line above a table: commit and kind of processor, which all its figures must share."""
-    lines = {
-        f"Commit {one['commit']}, {one['cores']} cores of {one['processor']}, torch {one['torch']}." for one in machines
-    }
-    continued = any(isinstance(one[name], list) for one in machines for name in ("commit", "processor", "torch"))
-    if len(lines) != 1 or continued:  # a comparison that was continued elsewhere has a list
-        raise ValueError(f"a table must hold one commit and one kind of processor, got {sorted(lines)}")
-    return lines.pop() + "\n\n"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-TABLES: dict[str, Callable[[Path], str]] = {  # directory in results/: function that makes its table
-    "pong": pong,
-    "compare-pong": pong,
-    "cartpole": cartpole,
-    "throughput": throughput,
-    "sb3": sb3,
+Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
+DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
+    "README.md": {
+        "pong": (pong, ["pong"]),
+        "compare-pong": (pong, ["compare-pong"]),
+        "pong-fast": (learning, ["pong-fast"]),
+        "learning": (learning, ["pong-fast", "default", "strict", "pong-v5"]),
+        "family": (learning, ["family"]),
+        "cartpole": (cartpole, ["cartpole"]),
+        "throughput": (throughput, ["throughput"]),
+        "sb3": (sb3, ["sb3"]),
+    },
+    "docs/learning.md": {"search": (search, ["search-*"])},
 }
 
 
-def fill(text: str) -> str:
+def fill(text: str, tables: Tables) -> str:
     """`text` with the table between each pair of markers replaced; ValueError if a marker is missing."""
-    for name, make in TABLES.items():
+    for name, (make, patterns) in tables.items():
         between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", flags=re.S)
         if (found := len(between.findall(text))) != 1:
-            raise ValueError(f"README.md must hold the markers of the table {name} once, got {found}")
-        filled = f"\n{make(RESULTS / name)}\n"
+            raise ValueError(f"the document must hold the markers of the table {name} once, got {found}")
+        made = make(*(path for pattern in patterns for path in sorted(RESULTS.glob(pattern))))
+        filled = f"\n{made}\n" if made else ""
         text = between.sub(lambda _, filled=filled: filled, text)
     return text
 
 
 def main() -> int:
-    """Fill or check README.md; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Write README.md's tables and learning curve from results/.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if it is out of date")
+    """Fill or check the documents; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Write the documents' tables and the learning curve from results/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if one is out of date")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    old = readme.read_text(encoding="utf-8")
-    new = fill(old)
-    if check:
-        return int(new != old)
-    readme.write_text(new, encoding="utf-8")
-    draw_curves(RESULTS / "pong", CURVE)
+    for name, tables in DOCUMENTS.items():
+        old = (ROOT / name).read_text(encoding="utf-8")
+        new = fill(old, tables)
+        if check and new != old:
+            return 1
+        if not check:
+            (ROOT / name).write_text(new, encoding="utf-8")
+    if not check:
+        draw_curves(RESULTS / "pong", CURVE)
     return 0
 
 

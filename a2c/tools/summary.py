@@ -143,10 +143,10 @@ def make_table(summaries: Sequence[Row]) -> Table:
     columns = {
         "setting": [row["setting"] for row in summaries],
         "reach target": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
-        "decisions to target": [_interval(row, "steps_to_target") for row in summaries],
-        "worst": [_steps(row, "worst_steps_to_target") for row in summaries],
+        "decisions to target": [format_interval(row, "steps_to_target") for row in summaries],
+        "worst": [format_steps(row, "worst_steps_to_target") for row in summaries],
         "time": [_duration(row["median_seconds_to_target"]) for row in summaries],
-        "decisions to target, frozen": [_interval(row, "frozen_steps_to_target") for row in summaries],
+        "decisions to target, frozen": [format_interval(row, "frozen_steps_to_target") for row in summaries],
         f"best mean of {WINDOW}": [format_score(float(row["median_best"] or "nan")) for row in summaries],
         "failed": [str(row["failed"] or "") for row in summaries],
     }
@@ -164,17 +164,18 @@ def print_table(summaries: Sequence[Row]) -> None:
     (console if console.is_terminal else Console(highlight=False, markup=False, width=160)).print(make_table(summaries))
 
 
-def _steps(row: Row, name: str) -> str:
-    """Decisions for the table; more than the budget where they are infinite."""
+def format_steps(row: Row, name: str) -> str:
+    """The decisions `row[name]` of a row of `summarise` for a table; more than the budget where they are infinite."""
     if row[name] == "":
         return ""
     return f"{row[name]:,.0f}" if np.isfinite(row[name]) else f"> {row['budget']:,}"
 
 
-def _interval(row: Row, name: str) -> str:
+def format_interval(row: Row, name: str) -> str:
+    """The median of the figure `name` in a row of `summarise`, and its 95 % interval, for a table."""
     if row[f"median_{name}"] == "":
         return ""
-    median, low, high = (_steps(row, f"{which}_{name}") for which in ("median", "low", "high"))
+    median, low, high = (format_steps(row, f"{which}_{name}") for which in ("median", "low", "high"))
     return median if low == high else f"{median} ({low} to {high})"
 
 

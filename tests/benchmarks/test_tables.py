@@ -1,7 +1,7 @@
-"""The README's tables and curve: what the script reads, counts and refuses; README.md holds what it writes."""
+"""The documents' tables and curve: what the script reads, counts and refuses; the documents hold what it writes."""
 
 import csv
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -11,12 +11,14 @@ import pytest
 
 from a2c.metrics.results import best_mean, first_passage, read_episodes
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tables.py"
-spec = importlib.util.spec_from_file_location("tables", SCRIPT)
-tables = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tables)
-
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("tables")
 
 
 def write_run(run: Path, scores: list[float], env_steps: int = 1000, lag: str = "policy_lag") -> None:
@@ -32,8 +34,9 @@ def write_run(run: Path, scores: list[float], env_steps: int = 1000, lag: str = 
         writer.writerow((env_steps * len(scores), 10 * len(scores), 1.5))
 
 
-def test_readme_holds_what_the_script_writes():
-    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, timeout=120)
+def test_documents_hold_what_the_script_writes():
+    check = [sys.executable, str(BENCHMARKS / "tables.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"run python benchmarks/tables.py\n{done.stderr}"
 
 
@@ -46,7 +49,7 @@ def test_first_passage_is_the_first_episode_at_which_a_full_window_reaches_the_t
     assert best_mean(episodes) == 16.0
 
 
-def test_pong_table_has_a_row_for_a_run_that_missed_its_target(tmp_path):
+def test_pong_table_has_a_row_for_a_run_that_missed_its_target(tables, tmp_path):
     write_run(tmp_path / "a2c-0", [19.0] * 100)
     write_run(tmp_path / "a2c-1", [16.0] * 100, lag="lag")  # as version 0.1.0 called the column
     (tmp_path / "about.json").write_text(json.dumps(ABOUT))
@@ -56,7 +59,7 @@ def test_pong_table_has_a_row_for_a_run_that_missed_its_target(tmp_path):
     assert "| `a2c` | 1 | 100,000 | never (best 16.0 in 100,000) | - | 100 | 1.5 |" in text
 
 
-def test_cartpole_table_counts_every_seed(tmp_path):
+def test_cartpole_table_counts_every_seed(tables, tmp_path):
     rows = [("a2c", s, 1, 100 + s) for s in range(9)] + [("a2c", 9, 0, 500)]
     with open(tmp_path / "runs.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -67,23 +70,34 @@ def test_cartpole_table_counts_every_seed(tmp_path):
     assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
 
 
-def test_tables_of_two_commits_are_refused():
+def test_tables_of_two_commits_are_refused(tables):
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
 
 
-def test_a_table_of_a_comparison_that_was_continued_by_another_commit_is_refused():
+def test_a_table_of_a_comparison_that_was_continued_by_another_commit_is_refused(tables):
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([{**ABOUT, "commit": ["abc1234", "def5678"]}])
 
 
-def test_tables_refuse_a_missing_marker():
+def test_tables_refuse_a_missing_marker(tables):
     with pytest.raises(ValueError, match="markers"):
-        tables.fill("no table here")
+        tables.fill("no table here", tables.DOCUMENTS["README.md"])
 
 
-def test_learning_curve_is_drawn_from_every_run_of_the_group(tmp_path):
+def test_learning_curve_is_drawn_from_every_run_of_the_group(tables, tmp_path):
     write_run(tmp_path / "group" / "a2c-0", [19.0] * 10)
     write_run(tmp_path / "group" / "a2c-1", [16.0] * 10)
     tables.draw_curves(tmp_path / "group", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_is_made_of_the_directories_that_its_patterns_find(tables, tmp_path, monkeypatch):
+    monkeypatch.setattr("tables.RESULTS", tmp_path)
+    made = {"names": (lambda *groups: "".join(f"{group.name}\n" for group in groups), ["b", "search-*", "c"])}
+    text = "x\n<!-- names -->\nold\n<!-- /names -->\ny\n"
+    assert tables.fill(text, made) == "x\n<!-- names -->\n<!-- /names -->\ny\n"
+    for name in ("search-2", "search-1", "b", "a"):
+        (tmp_path / name).mkdir()
+    filled = "x\n<!-- names -->\n\nb\nsearch-1\nsearch-2\n\n<!-- /names -->\ny\n"
+    assert tables.fill(text, made) == tables.fill(filled, made) == filled
