@@ -1,6 +1,6 @@
 """Copy what results/ keeps of a comparison: tables, picture, and of every run its settings, episodes and metrics.
 
-    python benchmarks/keep.py results-to-be/NAME results/NAME
+    python benchmarks/keep.py runs/results/NAME results/NAME
 
 Checkpoints, policies, logs and event files stay behind.
 """

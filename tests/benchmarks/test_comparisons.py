@@ -20,7 +20,7 @@ from a2c.tools.runs import Run
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-LINES = re.findall(r"^a2c compare (results-to-be/(\S+) .*)$", (ROOT / "results/commands.sh").read_text(), flags=re.M)
+LINES = re.findall(r"^a2c compare (runs/results/(\S+) .*)$", (ROOT / "results/commands.sh").read_text(), flags=re.M)
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
 LINE = "Commit abc1234, 2 cores of X, torch 2."
 
