@@ -104,7 +104,7 @@ def test_config_refuses_a_bad_value_and_names_field_rule_and_value(name, value):
 
 @pytest.mark.parametrize("name", RANGES)
 def test_config_accepts_the_ends_of_a_range(name):
-    rest = {"sliding_batch": {"gae_lambda": 1.0, "num_minibatches": 1}}.get(name, {})
+    rest = {"sliding_batch": {"gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}}.get(name, {})
     for value in (RANGES[name].low, RANGES[name].high):
         if name not in OPEN or value != RANGES[name].low:
             kept = getattr(Config(**{name: value, **rest}), name)
@@ -119,7 +119,7 @@ def test_config_refuses_zero_where_a_range_is_above_it(name):
 
 @pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}])
 def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
-    good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1}
+    good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}
     assert Config(**good).sliding_batch == 32
     (name,) = wrong
     with pytest.raises(ValueError, match=f"^{name} must be 1 when sliding_batch is set, got {wrong[name]}"):

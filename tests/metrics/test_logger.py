@@ -110,7 +110,7 @@ def test_run_logger_drops_a_half_written_last_line(tmp_path):
 
 
 def test_describe_update_measures_the_gradient_before_the_clip():
-    config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, num_minibatches=1)
+    config = Config(threads=1, precision="float32", sliding_batch=4, gae_lambda=1.0, num_minibatches=1, epochs=1)
     batch = Transitions([Experience(np.ones(3, np.float32) * i, i % 2, 5.0, None) for i in range(4)])
     found = []
     for max_grad_norm in (1e6, 1e-3):  # a clip that does nothing, one that does
