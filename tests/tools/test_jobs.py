@@ -73,7 +73,7 @@ def test_what_a_run_prints_goes_to_its_log_and_one_line_tells_when_it_begins_and
         "begin  x seed 0",
         "end    x seed 0: 1,200 decisions in 0:01:00, 475 at 1,000, best mean 500.0",
         "begin  x seed 1",
-        "failed x seed 1: error: it is broken",
+        "failed x seed 1 with exit status 1: error: it is broken",
     ]
     log = (tmp_path / "x/seed-1.log").read_text()
     assert log == f"--- a2c train --do fail --run-dir {tmp_path}/x/seed-1\nerror: it is broken\n"
@@ -85,6 +85,12 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again_by_the_next
     again = trained(tmp_path, "fail once", "end", "end")
     assert set(again.codes.values()) == {0}
     assert [len(times(tmp_path, seed)) for seed in range(3)] == [3, 2, 2]  # the failed attempt wrote one line
+
+
+def test_a_run_that_ends_well_but_has_no_rows_is_a_failure_and_leaves_the_others_alone(tmp_path, capfd):
+    work = trained(tmp_path, "no rows", "end", "end", jobs=1)
+    assert work.codes == {"x/seed-0": 1, "x/seed-1": 0, "x/seed-2": 0} and not work.is_finished(*runs("no rows"))
+    assert "failed x seed 0 with exit status 1: " in (out := capfd.readouterr().out) and "metrics.csv must have" in out
 
 
 def test_a_process_that_cannot_be_started_is_a_failure(tmp_path, capfd):
