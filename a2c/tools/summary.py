@@ -140,17 +140,16 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 def make_table(summaries: Sequence[Row]) -> Table:
     """The table of `summarise` for a terminal; a column that is empty for all settings is left out."""
-    table = Table(
-        caption="medians over all seeds, 95 % intervals; a run that missed its target counts as longer than any other"
-    )
+    caption = "medians over all seeds with 95 % intervals;\na run that missed its target counts as the longest"
+    table = Table(caption=caption, show_lines=True)
     columns = {
-        "setting": [row["setting"] for row in summaries],
-        "reach target": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
-        "decisions to target": [_interval(row, "steps_to_target") for row in summaries],
+        "setting": [row["setting"].replace(",", ",\n") for row in summaries],
+        "reach\ntarget": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
+        "decisions\nto target": [_interval(row, "steps_to_target") for row in summaries],
         "worst": [_steps(row, "worst_steps_to_target") for row in summaries],
-        "time to target": [_duration(row["median_seconds_to_target"]) for row in summaries],
-        "decisions to target, frozen": [_interval(row, "frozen_steps_to_target") for row in summaries],
-        f"best mean of {WINDOW}": [show_score(row["median_best"]) for row in summaries],
+        "time\nto target": [_duration(row["median_seconds_to_target"]) for row in summaries],
+        "frozen policy:\ndecisions to target": [_interval(row, "frozen_steps_to_target") for row in summaries],
+        f"best mean\nof {WINDOW}": [show_score(row["median_best"]) for row in summaries],
         "failed": [str(row["failed"] or "") for row in summaries],
     }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
@@ -183,7 +182,7 @@ def _interval(row: Row, name: str) -> str:
     if row[f"median_{name}"] == "":
         return ""
     median, low, high = (_steps(row, f"{which}_{name}") for which in ("median", "low", "high"))
-    return median if low == high else f"{median} ({low} to {high})"
+    return median if low == high else f"{median}\n{low} to {high}"
 
 
 def _duration(seconds: float | str) -> str:
