@@ -93,6 +93,11 @@ def test_a_run_that_ends_well_but_has_no_rows_is_a_failure_and_leaves_the_others
     assert "failed x seed 0 with exit status 1: " in (out := capfd.readouterr().out) and "metrics.csv must have" in out
 
 
+def test_a_run_that_is_killed_has_failed(tmp_path, capfd):
+    assert trained(tmp_path, "killed", "end").codes == {"x/seed-0": 128 + signal.SIGKILL, "x/seed-1": 0}
+    assert "failed x seed 0 with exit status 137" in capfd.readouterr().out
+
+
 def test_a_process_that_cannot_be_started_is_a_failure(tmp_path, capfd):
     work = Jobs(tmp_path, [str(tmp_path / "no such program")])
     work.train_all(runs("end", "end"), 1)
@@ -131,6 +136,30 @@ def test_a_run_that_had_finished_before_the_signal_is_not_repeated(tmp_path, aft
     after(begun(tmp_path, 2), lambda: time.sleep(1) or os.kill(os.getpid(), signal.SIGTERM))
     assert trained(tmp_path, "end", "wait").codes == {"x/seed-0": 0}
     assert json.loads((tmp_path / "status.json").read_text()) == {"x/seed-0": {"exit_status": 0, "stop_after": 0}}
+
+
+@pytest.mark.parametrize("keep_policy_every", [0, 100])
+def test_a_run_that_ends_well_after_the_signal_is_finished_unless_it_has_policies_to_evaluate(
+    keep_policy_every, tmp_path, after, monkeypatch
+):
+    monkeypatch.setattr("a2c.tools.jobs.command", lambda *_: pytest.fail("nothing begins after a signal"))
+    (run,) = runs("finish")
+    work = Jobs(tmp_path, FAKE)
+    after(begun(tmp_path, 1), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    work.train_all([replace(run, config=replace(run.config, keep_policy_every=keep_policy_every))], 1)
+    assert work.codes == ({} if keep_policy_every else {run.name: 0})
+
+
+def test_an_unexpected_error_stops_all_runs(tmp_path, monkeypatch):
+    def broken(out, run):
+        wait_for(begun(tmp_path, 2), 60)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("a2c.tools.jobs.describe", broken)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="broken"):
+        trained(tmp_path, "end", "wait")
+    assert time.monotonic() - began < 30  # it would have slept for a minute
 
 
 def test_a_second_interrupt_ends_all_runs_at_once(tmp_path, after):
