@@ -22,7 +22,7 @@ from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import make_network
 from a2c.processes.errors import WorkerError
 
-FORMAT = 5
+FORMAT = 6
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the last checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
@@ -78,11 +78,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){_advice(path)}"
         ) from error
     _check_format(state, path)
-    for name in {"env_steps", "updates"} & set(state):
-        if type(state[name]) is not int or not 0 <= state[name] < 2**53:
+    for name in ("env_steps", "updates"):
+        if name in state and (type(state[name]) is not int or not 0 <= state[name] < 2**53):
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
-    for name in {"network", "optimizer", "metrics", "algorithm", "scores"} & set(state):
-        if not isinstance(state[name], dict):  # a tensor would take the names of its entries for an index, and warn
+    for name in ("network", "optimizer", "metrics", "algorithm", "scores"):
+        if not isinstance(state.get(name, {}), dict):  # a tensor takes names of entries for an index, and warns
             kind = type(state[name]).__name__
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, not a dictionary but {kind}{_advice(path)}")
     with raising_checkpoint_error(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from a2c.run.run_dir import InUse, RunLock
+from a2c.run.run_dir import RunLock
 from a2c.tools.about import comparison_facts, write_about
 from a2c.tools.compare_plot import draw
 from a2c.tools.jobs import Jobs, last_line
@@ -25,8 +25,8 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
     lock = RunLock(out)
     try:
         lock.take()
-    except InUse:
-        raise ValueError(f"out must not be in use by another comparison, got {out}: wait for it or end it") from None
+    except ValueError as error:
+        raise ValueError(str(error).replace("run_dir", "out", 1)) from error
     try:
         work = Jobs(out, train)
         if not all(work.is_finished(run) for run in runs):

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from a2c.metrics.console import format_score
 from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.plots import picture
 from a2c.metrics.results import moving_mean, quantile
 from a2c.tools.runs import Run
-from a2c.tools.summary import Row, read_finished
+from a2c.tools.summary import Row, read_finished, show_score
 
 POINTS = 500  # of a line
 
@@ -71,7 +70,7 @@ def _draw_setting(axes: Any, curves: Sequence[tuple[np.ndarray, np.ndarray]], co
 def _label(summary: Row) -> str:
     """Setting, number of runs that reach the target, and their median; or the best mean where there is no target."""
     if summary["target"] == "":
-        best = format_score(float(summary["median_best"] or "nan"))
+        best = show_score(summary["median_best"])
         return f"{summary['setting']}: {summary['runs']} run{'s' * (summary['runs'] > 1)}, best mean {best}"
     steps = summary["median_steps_to_target"]
     median = f"median {steps:,.0f} decisions" if np.isfinite(steps) else f"median above {summary['budget']:,}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from a2c.run.policies import save_policy
 from a2c.tools.load import load_policy
@@ -14,24 +12,21 @@ from a2c.tools.load import load_policy
 def export(run_dir: str | Path, out: str | Path, *, checkpoint: str = "latest.pt", half: bool = False) -> int:
     """Write the policy of a run's checkpoint to the new file `out`, and return its env_steps.
 
-    A file that ends in `.pt` is a policy file (`a2c.run.policies`); `half`: with parameters as float16. Raises
+    It is a policy file (`a2c.run.policies`) and ends in `.pt`; `half`: with parameters as float16. Raises
     ValueError for another ending, a file that exists, a missing directory, or a parameter that is too large for
     float16, OSError where the file cannot be written, and what `load_policy` raises.
     """
     out = Path(out)
-    if out.suffix not in WRITERS:
-        raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
+    if out.suffix != ".pt":
+        raise ValueError(f"out must end in .pt, got {str(out)!r}")
     if os.path.lexists(out):
         raise ValueError(f"out must be a new file, got {str(out)!r}, which exists")
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
     _, _, state = load_policy(Path(run_dir), checkpoint)
     try:
-        WRITERS[out.suffix](out, state, half)
+        save_policy(out, state, half)
     except OSError as error:
         raise OSError(f"{out} could not be written: {error}") from error
     env_steps: int = state["env_steps"]
     return env_steps
-
-
-WRITERS: dict[str, Callable[[Path, dict[str, Any], bool], None]] = {".pt": save_policy}

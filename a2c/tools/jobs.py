@@ -15,16 +15,16 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from a2c.metrics.console import QuietConsole, format_duration, format_score
+from a2c.metrics.console import QuietConsole, format_duration
 from a2c.metrics.files import read_small, write_atomically
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.run.checkpoint import LATEST
 from a2c.tools.frozen import command
 from a2c.tools.runs import Run
-from a2c.tools.summary import row_of
+from a2c.tools.summary import row_of, show_score
 
 STATUS = "status.json"  # how the runs have ended
-FAILED = 1  # exit status of a run whose process could not be started
+FAILED = 1  # exit status of a run whose process could not be started, or whose tables cannot be read
 
 
 class Lines:
@@ -114,13 +114,13 @@ class Jobs:
         lines.print(f"begin  {name}")
         try:
             code = self._train(run)
-            why = last_line(self.out / f"{run.name}.log")
-        except OSError as error:  # no process, or no log
-            code, why = FAILED, str(error)
+            result = last_line(self.out / f"{run.name}.log") if code else describe(self.out, run)
+        except (OSError, ValueError) as error:  # no process, no log, or no tables
+            code, result = FAILED, str(error)
         if code and self.request:
             lines.print(f"stop   {name}")
             return
-        lines.print(f"failed {name}: {why}" if code else f"end    {name}: {describe(self.out, run)}")
+        lines.print(f"failed {name} with exit status {code}: {result}" if code else f"end    {name}: {result}")
         with self.lock:
             self.codes[run.name] = code
             self.ended[run.name] = {"exit_status": code, "stop_after": run.config.stop_after}
@@ -191,7 +191,7 @@ def describe(out: Path, run: Run) -> str:
         text += f", {target:g} {_when(row['steps_to_target'])}"
     if run.keeps_policies:
         text += f", frozen {_when(row['frozen_steps_to_target'])}"
-    return f"{text}, best mean {format_score(float(row['best'] or 'nan'))}"
+    return f"{text}, best mean {show_score(row['best'])}"
 
 
 def _when(env_steps: int | str) -> str:

@@ -83,8 +83,9 @@ def _finite(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
     """A row per setting, over all its seeds; `rows` are those of the `runs`.
 
-    A run that missed its target, failures included, took longer than any other: infinitely many decisions. Figures of
-    a target are empty where there is none, those of frozen policies also where none were kept.
+    A run that missed its target, failures included, took longer than any other: infinitely many decisions. One that
+    has no mean of 100 episodes is worse than any other. Figures of a target are empty where there is none, those of
+    frozen policies also where none were kept.
     """
     return [
         _summary([run for run in runs if run.setting == name], [row for row in rows if row["setting"] == name])
@@ -93,7 +94,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
 
 
 def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
-    first, bests = runs[0], [row["best"] for row in rows if row["best"] != ""]
+    first, best = runs[0], float(np.median([-np.inf if row["best"] == "" else row["best"] for row in rows]))
     has_target = first.config.target_score is not None
     steps = _missed_as_infinite(rows, "steps_to_target") if has_target else None
     seconds = _missed_as_infinite(rows, "seconds_to_target") if has_target else None
@@ -111,7 +112,7 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "median_seconds_to_target": "" if seconds is None else quantile(seconds, 0.5),
         "frozen_solved": "" if frozen is None else int(np.isfinite(frozen).sum()),
         **_median("frozen_steps_to_target", frozen),
-        "median_best": float(np.median(bests)) if bests else "",
+        "median_best": best if np.isfinite(best) else "",
     }
 
 
@@ -139,15 +140,18 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 def make_table(summaries: Sequence[Row]) -> Table:
     """The table of `summarise` for a terminal; a column that is empty for all settings is left out."""
-    table = Table(caption="medians over all seeds with 95 % intervals; a run that missed its target is in them")
+    caption = "medians over all seeds with 95 % intervals;\na run that missed its target counts as the longest"
+    table = Table(caption=caption, show_lines=True)
     columns = {
-        "setting": [row["setting"] for row in summaries],
-        "reach target": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
-        "decisions to target": [format_interval(row, "steps_to_target") for row in summaries],
+        "setting": [row["setting"].replace(",", ",\n") for row in summaries],
+        "reach\ntarget": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
+        "decisions\nto target": [format_interval(row, "steps_to_target").replace(" (", "\n(") for row in summaries],
         "worst": [format_steps(row, "worst_steps_to_target") for row in summaries],
-        "time": [_duration(row["median_seconds_to_target"]) for row in summaries],
-        "decisions to target, frozen": [format_interval(row, "frozen_steps_to_target") for row in summaries],
-        f"best mean of {WINDOW}": [format_score(float(row["median_best"] or "nan")) for row in summaries],
+        "time\nto target": [_duration(row["median_seconds_to_target"]) for row in summaries],
+        "frozen policy:\ndecisions to target": [
+            format_interval(row, "frozen_steps_to_target").replace(" (", "\n(") for row in summaries
+        ],
+        f"best mean\nof {WINDOW}": [show_score(row["median_best"]) for row in summaries],
         "failed": [str(row["failed"] or "") for row in summaries],
     }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
@@ -162,6 +166,11 @@ def print_table(summaries: Sequence[Row]) -> None:
     """Print the table; it keeps its shape in a file or a pipe."""
     console = Console(highlight=False, markup=False)
     (console if console.is_terminal else Console(highlight=False, markup=False, width=160)).print(make_table(summaries))
+
+
+def show_score(score: float | str) -> str:
+    """A score of a row; a dash where it is empty."""
+    return format_score(np.nan if isinstance(score, str) else score)
 
 
 def format_steps(row: Row, name: str) -> str:

@@ -1,9 +1,11 @@
 """Stands for `a2c train` in a comparison: writes the files of a run at once, then does what `--do` says.
 
-`end` (exit code 0), `fail` (low scores, exit code 1 with a line), `fail once`, `wait` (exit at SIGTERM), `stubborn`
-(exit at SIGINT only). `--resume` ends at once.
+`end` (exit code 0), `no rows` (exit code 0, an empty table), `fail` (low scores, exit code 1 with a line), `fail once`,
+`killed` (by SIGKILL), `wait` (exit at SIGTERM), `finish` (exit code 0 soon after SIGTERM), `stubborn` (exit at SIGINT
+only). `--resume` ends at once.
 """
 
+import os
 import signal
 import sys
 import time
@@ -17,6 +19,8 @@ def main(args):
     run_dir.mkdir(exist_ok=True)
     fails = todo == "fail" or (todo == "fail once" and not failed_before)
     write(run_dir, 100 if fails else 500)
+    if todo == "no rows":
+        (run_dir / "metrics.csv").write_text("env_steps,seconds,updates,policy_lag\n")
     with open(run_dir / "times.txt", "a") as file:
         print(time.monotonic(), file=file, flush=True)
         if todo == "wait":
@@ -24,10 +28,14 @@ def main(args):
         elif todo == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+        elif todo == "finish":
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        elif todo == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif fails:
             sys.exit("error: it is broken")
         (run_dir / "latest.pt").touch()  # from now on it can be stopped
-        time.sleep(60 if todo in ("wait", "stubborn") else 0.3)
+        time.sleep(60 if todo in ("wait", "finish", "stubborn") else 0.3)
         print(time.monotonic(), file=file)
 
 

@@ -87,7 +87,7 @@ def shown_on_a_terminal(monkeypatch, kind, act):
 def test_display_prints_a_line_per_row_on_a_dumb_terminal(kind, live, monkeypatch):
     shown, is_live = shown_on_a_terminal(monkeypatch, kind, lambda display: display.show(row_of(1500)))
     assert is_live == live
-    assert ("1,500/1,500,000 steps | 3 episodes" in shown) != live and ("\x1b[" in shown) == live
+    assert ("1,500/1,000,000 steps | 3 episodes" in shown) != live and ("\x1b[" in shown) == live
 
 
 def test_display_summary_does_not_break_the_run_directory(monkeypatch):

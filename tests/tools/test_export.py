@@ -28,10 +28,9 @@ def run(request, tmp_path_factory):
 
 @pytest.fixture
 def published(run, tmp_path):
-    """A directory as it is published: the config and a policy file."""
+    """A directory as it is published: a policy file."""
     folder = tmp_path / "published"
     folder.mkdir()
-    shutil.copy(run / "config.json", folder)
     assert export(run, folder / "latest.pt") == 40
     return folder
 
@@ -91,7 +90,8 @@ def test_export_command_writes_the_policy_of_any_checkpoint(run, tmp_path, capsy
     assert "run/mine.pt" in refused(["evaluate", run, "--checkpoint", "mine.pt"], capsys)
 
 
-def test_a_policy_file_is_not_resumed_and_stays(published, capsys):
+def test_a_policy_file_is_not_resumed_and_stays(run, published, capsys):
+    shutil.copy(run / "config.json", published)
     before = (published / "latest.pt").read_bytes()
     error = refused(["train", "--resume", published], capsys)
     assert str(published / "latest.pt") in error and "can be evaluated and recorded, not resumed" in error
@@ -140,7 +140,7 @@ def test_export_raises_on_a_disk_that_refuses(run, tmp_path, capsys, monkeypatch
     def full(path, state, half):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setitem(exporting.WRITERS, ".pt", full)
+    monkeypatch.setattr(exporting, "save_policy", full)
     assert cli.main(["export", str(run), str(tmp_path / "policy.pt")]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path / 'policy.pt'} could not be written: ") and error.count("\n") == 1

@@ -1,6 +1,8 @@
 """The kept policies of a run: in order, until the first that reaches the target, and on where it stopped."""
 
 import csv
+import signal
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -88,6 +90,12 @@ def test_means_are_those_of_evaluate(run_dir):
     evaluate_kept(run_dir, -1.0, threads=1)
     expected = evaluate(run_dir, frozen.EPISODES, checkpoint=A, threads=1)
     assert evaluated(run_dir) == {160: expected.mean()}
+
+
+def test_its_process_ends_when_its_input_is_closed(run_dir):
+    with subprocess.Popen(frozen.command(run_dir, np.inf, 1), stdin=subprocess.PIPE) as process:
+        process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGTERM and not (run_dir / "evaluations.csv").exists()
 
 
 def test_a_row_that_is_no_number_is_not_a_result(run_dir):

@@ -73,7 +73,7 @@ def test_what_a_run_prints_goes_to_its_log_and_one_line_tells_when_it_begins_and
         "begin  x seed 0",
         "end    x seed 0: 1,200 decisions in 0:01:00, 475 at 1,000, best mean 500.0",
         "begin  x seed 1",
-        "failed x seed 1: error: it is broken",
+        "failed x seed 1 with exit status 1: error: it is broken",
     ]
     log = (tmp_path / "x/seed-1.log").read_text()
     assert log == f"--- a2c train --do fail --run-dir {tmp_path}/x/seed-1\nerror: it is broken\n"
@@ -85,6 +85,17 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again_by_the_next
     again = trained(tmp_path, "fail once", "end", "end")
     assert set(again.codes.values()) == {0}
     assert [len(times(tmp_path, seed)) for seed in range(3)] == [3, 2, 2]  # the failed attempt wrote one line
+
+
+def test_a_run_that_ends_well_but_has_no_rows_is_a_failure_and_leaves_the_others_alone(tmp_path, capfd):
+    work = trained(tmp_path, "no rows", "end", "end", jobs=1)
+    assert work.codes == {"x/seed-0": 1, "x/seed-1": 0, "x/seed-2": 0} and not work.is_finished(*runs("no rows"))
+    assert "failed x seed 0 with exit status 1: " in (out := capfd.readouterr().out) and "metrics.csv must have" in out
+
+
+def test_a_run_that_is_killed_has_failed(tmp_path, capfd):
+    assert trained(tmp_path, "killed", "end").codes == {"x/seed-0": 128 + signal.SIGKILL, "x/seed-1": 0}
+    assert "failed x seed 0 with exit status 137" in capfd.readouterr().out
 
 
 def test_a_process_that_cannot_be_started_is_a_failure(tmp_path, capfd):
@@ -125,6 +136,30 @@ def test_a_run_that_had_finished_before_the_signal_is_not_repeated(tmp_path, aft
     after(begun(tmp_path, 2), lambda: time.sleep(1) or os.kill(os.getpid(), signal.SIGTERM))
     assert trained(tmp_path, "end", "wait").codes == {"x/seed-0": 0}
     assert json.loads((tmp_path / "status.json").read_text()) == {"x/seed-0": {"exit_status": 0, "stop_after": 0}}
+
+
+@pytest.mark.parametrize("keep_policy_every", [0, 100])
+def test_a_run_that_ends_well_after_the_signal_is_finished_unless_it_has_policies_to_evaluate(
+    keep_policy_every, tmp_path, after, monkeypatch
+):
+    monkeypatch.setattr("a2c.tools.jobs.command", lambda *_: pytest.fail("nothing begins after a signal"))
+    (run,) = runs("finish")
+    work = Jobs(tmp_path, FAKE)
+    after(begun(tmp_path, 1), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    work.train_all([replace(run, config=replace(run.config, keep_policy_every=keep_policy_every))], 1)
+    assert work.codes == ({} if keep_policy_every else {run.name: 0})
+
+
+def test_an_unexpected_error_stops_all_runs(tmp_path, monkeypatch):
+    def broken(out, run):
+        wait_for(begun(tmp_path, 2), 60)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("a2c.tools.jobs.describe", broken)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="broken"):
+        trained(tmp_path, "end", "wait")
+    assert time.monotonic() - began < 30  # it would have slept for a minute
 
 
 def test_a_second_interrupt_ends_all_runs_at_once(tmp_path, after):

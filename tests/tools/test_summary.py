@@ -9,7 +9,7 @@ from rich.console import Console
 
 from a2c.config.config import Config
 from a2c.tools.runs import Run
-from a2c.tools.summary import make_table, row_of, summarise, write_csv
+from a2c.tools.summary import make_table, row_of, show_score, summarise, write_csv
 
 CONFIG = replace(Config.from_preset("cartpole"), keep_policy_every=100)
 
@@ -96,7 +96,7 @@ def rows_of(runs, steps, frozen=None, codes=None):
 
 def test_a_setting_counts_every_seed_and_a_miss_is_longer_than_any_other():
     runs = [run_of(seed) for seed in range(5)]
-    (row,) = summarise(runs, rows_of(runs, [300, "", 100, 200, ""], [50, 60, "", "", ""], [0, 1, 0, 0, 0]))
+    (row,) = summarise(runs, rows_of(runs, [300, "", 100, 200, ""], [50, 60, "", "", ""], [0, 137, 0, 0, 0]))
     assert (row["runs"], row["failed"], row["solved"], row["frozen_solved"]) == (5, 1, 3, 2)
     assert (row["median_steps_to_target"], row["worst_steps_to_target"]) == (300, np.inf)
     assert (row["low_steps_to_target"], row["high_steps_to_target"]) == (100, np.inf)
@@ -110,6 +110,23 @@ def test_an_interval_holds_the_median_and_is_narrow_for_runs_that_agree():
     assert 1000 < row["low_steps_to_target"] < row["median_steps_to_target"] < row["high_steps_to_target"] < 1019
 
 
+@pytest.mark.parametrize(
+    ("bests", "median", "shown"),
+    [
+        ([-1.0, 0.0, 7.0], 0.0, "0.0"),
+        ([0.0, "", 7.0], 0.0, "0.0"),  # "": a run that failed before its 100th episode
+        ([5.0, "", "", 7.0], "", "-"),
+        (["", ""], "", "-"),
+    ],
+)
+def test_a_run_without_a_mean_of_a_hundred_is_in_the_median_as_the_worst(bests, median, shown):
+    runs = [run_of(seed, target_score=None) for seed in range(len(bests))]
+    rows = [row | {"best": best} for row, best in zip(rows_of(runs, [""] * len(runs)), bests, strict=True)]
+    (summary,) = summarise(runs, rows)
+    assert summary["median_best"] == median
+    assert make_table([summary]).columns[-1]._cells == [shown] and show_score(median) == shown
+
+
 def test_settings_are_summarised_apart_and_figures_without_target_are_empty():
     runs = [run_of(0), run_of(0, "gamma=0.5", target_score=None), run_of(1), run_of(0, "gamma=0", keep_policy_every=0)]
     with_target, without, not_kept = summarise(runs, rows_of(runs, [100, "", 300, 500]))
@@ -119,8 +136,8 @@ def test_settings_are_summarised_apart_and_figures_without_target_are_empty():
     assert not_kept["median_steps_to_target"] == 500 and not_kept["median_frozen_steps_to_target"] == ""
 
 
-def printed(summaries):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def printed(summaries, width=200):
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(make_table(summaries))
     return console.export_text()
 
@@ -128,11 +145,18 @@ def printed(summaries):
 def test_the_printed_table_shows_a_miss_as_more_than_the_budget_and_leaves_empty_columns_out():
     runs = [run_of(seed, total_env_steps=5000, keep_policy_every=0) for seed in range(3)]
     text = printed(summarise(runs, rows_of(runs, [1000, "", 2000])))
-    assert "2 of 3" in text and "2,000 (1,000 to > 5,000)" in text and "0:00:20" in text
+    assert "2 of 3" in text and "2,000" in text and "1,000 to > 5,000" in text and "0:00:20" in text
     assert "frozen" not in text and "failed" not in text
     stopped = [replace(run, config=replace(run.config, stop_after=4000)) for run in runs]
     text = printed(summarise(stopped, rows_of(stopped, ["", "", ""], codes=[1, 0, 0])))
     assert "0 of 3" in text and "> 4,000" in text and "failed" in text
+
+
+def test_the_printed_table_of_millions_of_decisions_needs_100_columns():
+    runs = [run_of(seed, "gamma=0.9,rollout_steps=20", total_env_steps=9_000_000) for seed in range(5)]
+    runs = [replace(run, config=replace(run.config, keep_policy_every=0)) for run in runs]
+    summaries = summarise(runs, rows_of(runs, [1_100_000, 1_200_000, 1_300_000, "", ""]))
+    assert printed(summaries, 100).replace(" ", "") == printed(summaries).replace(" ", "")
 
 
 def test_a_written_table_reads_back(tmp_path):
