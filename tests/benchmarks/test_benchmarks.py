@@ -13,7 +13,7 @@ from a2c.config.config import Config
 from a2c.run.trainer import Trainer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
+TINY = ["--preset", "a2c-strict", "--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1"]
 PLACE = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
 
 
