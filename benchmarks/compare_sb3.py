@@ -7,7 +7,8 @@ Every contender has a process of its own. All are started and warmed up; then ea
 window while the others wait on their pipes: A, B, C, A, B, C, ... Speeds are decisions per
 second (env_steps/s) over whole rollouts with their updates.
 
-* ours: training with `--preset a2c-strict`, which learns from each rollout once as SB3's A2C does, without log, checkpoint and display
+* ours: training with `--preset a2c-strict`, which learns from each rollout once as SB3 does, without log, checkpoint
+  and display
 * SB3: `A2C("CnnPolicy")` with its defaults (n_steps=5, RMSprop, float32) on `make_atari_env` with
   `SubprocVecEnv` and `VecFrameStack(4)`. Variants with different numbers of torch threads share a process
   and its environments. The best variant is the reference. Both run under the caller's OpenMP
