@@ -11,7 +11,7 @@ from toys import same
 
 from a2c.config.config import Config
 from a2c.run import outputs
-from a2c.run.checkpoint import POLICY, CheckpointError, load_checkpoint
+from a2c.run.checkpoint import FORMAT, POLICY, CheckpointError, load_checkpoint
 from a2c.run.policies import drop_policies, kept_policies, save_policy
 from a2c.run.trainer import Trainer
 
@@ -170,7 +170,7 @@ def test_save_policy_with_half_keeps_statistics_and_refuses_what_float16_cannot_
     [
         ("env_steps", -1, "bad env_steps"),
         ("network", None, "bad network"),
-        ("format", 6, "format 6"),
+        ("format", FORMAT + 1, f"format {FORMAT + 1}"),
         ("version", ..., "has no version"),
         ("config", ..., "has no config"),
     ],
