@@ -30,8 +30,8 @@ def rows(path):
 
 def started(run_dir, *flags):
     """A run of train.py in a process of its own, with plain lines instead of the display."""
-    args = [sys.executable, str(TRAIN_PY), "--preset", "pong-fast", "--num-envs", "4", "--log-every", "0.2"]
-    args += ["--run-dir", str(run_dir), *flags]
+    args = [sys.executable, str(TRAIN_PY), "--preset", "pong-fast", "--num-envs", "4", "--rollout-steps", "20"]
+    args += ["--log-every", "0.2", "--run-dir", str(run_dir), *flags]
     return subprocess.Popen(
         args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TRAIN_PY.parent, start_new_session=True
     )

@@ -26,6 +26,7 @@ from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
 FLAGS = ["--num-envs", "8", "--threads", "2", "--log-every", "1e-6", "--no-progress", "--env-timeout", "2"]
+FLAGS += ["--rollout-steps", "20"]
 PONG = ["--preset", "pong-fast", "--backend", "async", *FLAGS, "--num-envs", "16"]  # two groups
 PONG += ["--total-env-steps", str(16 * 20 * 6)]
 CARTPOLE = ["--env", "CartPole-v1", "--backend", "async", *FLAGS, "--total-env-steps", str(8 * 20 * 12)]

@@ -37,13 +37,14 @@ def run(run_dir, flags, stops):
     return load_checkpoint(run_dir / "latest.pt")
 
 
+SHORT = ["--threads", "2", "--rollout-steps", "20"]
 CASES = {
-    "cartpole": ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "16", "--threads", "2"],
-    "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4"],
-    "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "8", "--threads", "2"],
+    "cartpole": ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "16", *SHORT],
+    "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4", *SHORT],
+    "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "8", *SHORT],
     "sticky breakout": [
         *("--env", "ALE/Breakout-v5", "--backend", "sync", "--num-envs", "2", "--terminal-on-life-loss"),
-        *("--precision", "bfloat16", "--network", "small", "--frame-size", "42"),
+        *("--precision", "bfloat16", "--network", "small", "--frame-size", "42", *SHORT),
     ],
     "lstm": ["--preset", "lstm", "--num-envs", "4", "--threads", "2", "--rollout-steps", "10"],
     "lstm, rmsprop": [
@@ -97,7 +98,7 @@ def test_trainer_resumed_with_another_sliding_batch_continues_its_episodes(until
 
 
 def test_trainer_resumes_native_environments_with_new_episodes(tmp_path, capsys):
-    flags = ["--preset", "pong-fast", "--num-envs", "4"]
+    flags = ["--preset", "pong-fast", "--num-envs", "4", *SHORT]
     state = run(tmp_path / "run", flags, [80, 160])
     assert state["env_steps"] == 160
     assert "resumed at 80 env_steps; every environment starts a new episode" in capsys.readouterr().out
@@ -152,7 +153,7 @@ def test_snapshot_of_atari_is_small():
 
 
 def test_trainer_starts_new_episodes_where_the_old_ones_are_not_restored_exactly(tmp_path, monkeypatch, capsys):
-    flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "2"]
+    flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "2", *SHORT]
     run(tmp_path / "run", flags, [40])
     set_state = AtariGame.set_state
     monkeypatch.setattr(AtariGame, "set_state", lambda self, state: set_state(self, state) and False)
@@ -172,7 +173,7 @@ def test_snapshot_is_not_exact_where_the_emulator_ignores_it(monkeypatch):
 
 
 def test_trainer_resumed_may_change_environment_settings(tmp_path):
-    flags = ["--env", "BreakoutNoFrameskip-v4", "--backend", "sync", "--num-envs", "2", "--network", "small"]
+    flags = ["--env", "BreakoutNoFrameskip-v4", "--backend", "sync", "--num-envs", "2", "--network", "small", *SHORT]
     run(tmp_path / "run", [*flags, "--frame-size", "42"], [40])
     changes = ["--terminal-on-life-loss", "--max-episode-frames", "200", "--noop-max", "0", "--stop-after", "200"]
     trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), *changes]))
