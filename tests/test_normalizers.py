@@ -113,7 +113,7 @@ def test_update_normalizer_counts_only_the_last_frame_of_a_stack():
 @pytest.mark.parametrize("network", ["small", "lstm"])
 def test_train_command_resumes_and_evaluates_a_run_on_colours(colour_env, network, tmp_path):
     settings = dict(env=colour_env, backend="sync", network=network, num_envs=2, threads=1, lstm_units=8)
-    settings |= dict(total_env_steps=160, precision="float32", progress=False)
+    settings |= dict(rollout_steps=20, total_env_steps=160, precision="float32", progress=False)
     run = tmp_path / "run"
     assert Trainer(Config(**settings, run_dir=run, stop_after=80)).run() == 0
     assert Trainer(Config(**settings, resume=run)).run() == 0

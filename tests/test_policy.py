@@ -222,7 +222,7 @@ def test_lstm_preset_has_the_documented_network():
     shapes = [tuple(p.shape) for name, p in net.named_parameters() if "conv" in name and "weight" in name]
     assert shapes == [(32, 1, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3)]
     assert net.lstm.input_size == 288 and net.lstm.hidden_size == 256  # 42 -> 21 -> 11 -> 6 -> 3
-    assert PRESETS["lstm"]["max_grad_norm"] == 40 / Config().rollout_steps
+    assert PRESETS["lstm"]["max_grad_norm"] == 40 / PRESETS["lstm"]["rollout_steps"]
 
 
 def test_evaluate_carries_the_rnn_state(tmp_path, monkeypatch):

@@ -222,7 +222,7 @@ def test_learn_from_transitions_equals_learn_from_the_rollout():
 
 
 def test_learning_rate_moves_linearly_to_lr_final_or_stays():
-    falling = Config(learning_rate=0.004, total_env_steps=1000)
+    falling = Config(learning_rate=0.004, total_env_steps=1000, lr_final=0.0, schedule_end=1.0)
     assert [learning_rate(falling, n) for n in (0, 250, 500, 1000, 2000)] == pytest.approx([0.004, 0.003, 0.002, 0, 0])
     assert learning_rate(replace(falling, lr_final=1.0), 900) == 0.004
     short = replace(falling, lr_final=0.25, schedule_end=0.5)
@@ -230,7 +230,7 @@ def test_learning_rate_moves_linearly_to_lr_final_or_stays():
 
 
 def test_entropy_coef_is_held_and_then_moves_linearly_to_entropy_final():
-    config = Config(entropy_coef=0.02, total_env_steps=1000)
+    config = Config(entropy_coef=0.02, total_env_steps=1000, entropy_final=1.0, schedule_end=1.0)
     assert [entropy_coef(config, n) for n in (0, 900, 2000)] == [0.02] * 3
     falling = replace(config, entropy_final=0.5, entropy_hold=0.4)
     wanted = [0.02, 0.02, 0.015, 0.01, 0.01]
@@ -243,7 +243,7 @@ def test_entropy_coef_is_held_and_then_moves_linearly_to_entropy_final():
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
     config = replace(CONFIG, network="mlp", num_minibatches=1, num_envs=10, total_env_steps=240, max_grad_norm=0.0)
-    config = replace(config, lr_final=0.2, entropy_final=0.4)
+    config = replace(config, lr_final=0.2, entropy_final=0.4, entropy_hold=0.0, schedule_end=1.0)
     rollout = random_rollout(envs=10)
     with closing(Compute(config)) as compute:
         scheduled = Learner(config, spaces((4,), 3), compute)
