@@ -19,12 +19,8 @@ from pathlib import Path
 import numpy as np
 from comparisons import about, learning, measured, search, table
 
-from a2c.metrics.console import format_duration
-from a2c.metrics.files import read_table
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import (
-    best_mean,
-    first_passage,
     interval_of_median,
     moving_mean,
     quantile,
@@ -34,21 +30,6 @@ from a2c.metrics.results import (
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
-
-
-def pong(group: Path) -> str:
-    """Pong: decisions and wall time of every run until the mean of the last 100 episodes is 15 and 18."""
-    header = ("run", "seed", "decisions to 15", "decisions to 18", "time to 18", "decisions/s", "policy lag (updates)")
-    rows = []
-    for run in runs_of(group):
-        metrics, lags = read_table(run / "metrics.csv", ("env_steps", "seconds")), policy_lags(run)
-        episodes, (name, _, seed) = read_episodes(run), run.name.rpartition("-")
-        length, seconds, lag = int(metrics["env_steps"][-1]), metrics["seconds"][-1], np.nanmean(lags)
-        at_15, at_18 = first_passage(episodes, 15.0), first_passage(episodes, 18.0)
-        solved = decisions(at_18) if at_18 else f"never (best {best_mean(episodes):.1f} in {length:,})"
-        wall = format_duration(at_18[1]) if at_18 else "-"
-        rows.append((f"`{name}`", seed, decisions(at_15), solved, wall, f"{length / seconds:,.0f}", f"{lag:.1f}"))
-    return measured([about(group)]) + table(header, rows)
 
 
 def cartpole(group: Path) -> str:
@@ -106,36 +87,23 @@ def runs_of(group: Path) -> list[Path]:
     return sorted(path.parent for path in group.glob("**/episodes.csv"))
 
 
-def policy_lags(run: Path) -> np.ndarray:
-    """The column `policy_lag` of metrics.csv, which runs of version 0.1.0 call `lag`."""
-    try:
-        return read_table(run / "metrics.csv", ("policy_lag",))["policy_lag"]
-    except ValueError:
-        return read_table(run / "metrics.csv", ("lag",))["lag"]
-
-
 def draw_curves(group: Path, path: Path) -> None:
-    """Draw the score of every run of a group against its wall time: episodes as points, their moving mean as a line."""
+    """Draw the score of every run of a group against its decisions: episodes as points, their moving mean as a line."""
     from matplotlib.figure import Figure  # slow to import, and not needed to check the tables
 
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axes = figure.subplots()
     for run in runs_of(group):
         episodes = read_episodes(run)
-        minutes, means = episodes["seconds"] / 60, moving_mean(episodes["score"])
-        (line,) = axes.plot(minutes, means, lw=2, label=f"seed {run.name.rpartition('-')[2]}")
-        axes.plot(minutes, episodes["score"], ".", ms=2, alpha=0.25, color=line.get_color())
-    axes.set(xlabel="wall time (minutes)", ylabel="score of Pong (game points)", ylim=(-21.5, 21.5))
+        steps, means = episodes["env_steps"] / 1e3, moving_mean(episodes["score"])
+        (line,) = axes.plot(steps, means, lw=2, label=f"seed {run.name.rpartition('-')[2]}")
+        axes.plot(steps, episodes["score"], ".", ms=2, alpha=0.25, color=line.get_color())
+    axes.set(xlabel="decisions (thousands)", ylabel="score of Pong (game points)", ylim=(-21.5, 21.5))
     axes.grid(alpha=0.3)
     columns = 1 + (len(axes.lines) > 10)  # two lines per run
     title = f"mean of the last {WINDOW} episodes"
     axes.legend(title=title, loc="upper left", fontsize=8, title_fontsize=8, ncols=columns)
     figure.savefig(path, dpi=120, metadata={"Software": None})
-
-
-def decisions(reached: tuple[int, float] | None) -> str:
-    """The decisions of a `first_passage`, for a table."""
-    return f"{reached[0]:,}" if reached else "never"
 
 
 def count(value: float) -> str:
@@ -146,10 +114,7 @@ def count(value: float) -> str:
 Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
-        "pong": (pong, ["pong"]),
-        "compare-pong": (pong, ["compare-pong"]),
         "pong-fast": (learning, ["pong-fast"]),
-        "learning": (learning, ["pong-fast", "default", "strict", "pong-v5"]),
         "family": (learning, ["family"]),
         "cartpole": (cartpole, ["cartpole"]),
         "throughput": (throughput, ["throughput"]),
@@ -184,7 +149,7 @@ def main() -> int:
         if not check:
             (ROOT / name).write_text(new, encoding="utf-8")
     if not check:
-        draw_curves(RESULTS / "pong", CURVE)
+        draw_curves(RESULTS / "pong-fast", CURVE)
     return 0
 
 

@@ -49,16 +49,6 @@ def test_first_passage_is_the_first_episode_at_which_a_full_window_reaches_the_t
     assert best_mean(episodes) == 16.0
 
 
-def test_pong_table_has_a_row_for_a_run_that_missed_its_target(tables, tmp_path):
-    write_run(tmp_path / "a2c-0", [19.0] * 100)
-    write_run(tmp_path / "a2c-1", [16.0] * 100, lag="lag")  # as version 0.1.0 called the column
-    (tmp_path / "about.json").write_text(json.dumps(ABOUT))
-    text = tables.pong(tmp_path)
-    assert text.startswith("Commit abc1234, 2 cores of X, torch 2.")
-    assert "| `a2c` | 0 | 100,000 | 100,000 | 0:16:40 | 100 | 1.5 |" in text
-    assert "| `a2c` | 1 | 100,000 | never (best 16.0 in 100,000) | - | 100 | 1.5 |" in text
-
-
 def test_cartpole_table_counts_every_seed(tables, tmp_path):
     rows = [("a2c", s, 1, 100 + s) for s in range(9)] + [("a2c", 9, 0, 500)]
     with open(tmp_path / "runs.csv", "w", newline="") as file:
