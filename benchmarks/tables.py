@@ -115,7 +115,6 @@ Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
-        "family": (learning, ["family"]),
         "cartpole": (cartpole, ["cartpole"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),
