@@ -20,12 +20,7 @@ import numpy as np
 from comparisons import about, learning, measured, search, table
 
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import (
-    interval_of_median,
-    moving_mean,
-    quantile,
-    read_episodes,
-)
+from a2c.metrics.results import interval_of_median, moving_mean, quantile, read_episodes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -102,7 +97,7 @@ def draw_curves(group: Path, path: Path) -> None:
     axes.grid(alpha=0.3)
     columns = 1 + (len(axes.lines) > 10)  # two lines per run
     title = f"mean of the last {WINDOW} episodes"
-    axes.legend(title=title, loc="upper left", fontsize=8, title_fontsize=8, ncols=columns)
+    axes.legend(title=title, loc="lower right", fontsize=8, title_fontsize=8, ncols=columns)
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 

@@ -21,7 +21,7 @@ def tables(monkeypatch):
     return importlib.import_module("tables")
 
 
-def write_run(run: Path, scores: list[float], env_steps: int = 1000, lag: str = "policy_lag") -> None:
+def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
     """A finished run with an episode of each score every `env_steps` decisions and 10 seconds."""
     run.mkdir(parents=True)
     with open(run / "episodes.csv", "w", newline="") as file:
@@ -30,7 +30,7 @@ def write_run(run: Path, scores: list[float], env_steps: int = 1000, lag: str = 
         writer.writerows((env_steps * (i + 1), 10 * (i + 1), score, 5) for i, score in enumerate(scores))
     with open(run / "metrics.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("env_steps", "seconds", lag))
+        writer.writerow(("env_steps", "seconds", "policy_lag"))
         writer.writerow((env_steps * len(scores), 10 * len(scores), 1.5))
 
 

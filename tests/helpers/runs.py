@@ -19,8 +19,8 @@ TINY += ["--rollout-steps", "20", "--epochs", "1"]
 
 def tiny(run_dir, **changes):
     settings = {"env": "CartPole-v1", "backend": "sync", "num_envs": 4, "threads": 1, "precision": "float32"}
-    settings |= {"rollout_steps": 20, "epochs": 1}
-    return Config(**settings | {"total_env_steps": 480, "run_dir": run_dir, "progress": False} | changes)
+    settings |= {"rollout_steps": 20, "epochs": 1, "total_env_steps": 480}
+    return Config(**settings | {"run_dir": run_dir, "progress": False} | changes)
 
 
 def rows(path):
