@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,6 +56,7 @@ class Learner:
         self.normalizer: PixelNorm | FrameNorm | None = getattr(self.net, "normalizer", None)
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
+        self.shuffle = config.shuffle and not getattr(self.net, "rnn_state_size", 0)
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
@@ -69,9 +71,9 @@ class Learner:
     ) -> None:
         """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
 
-        `minibatches`: by default `config.num_minibatches` of the rollout. `count`, called after each step, returns the
-        number of updates so far; without it, each step adds one. Raises FloatingPointError
-        when a gradient is NaN or infinite; the network cannot be used any more then.
+        `minibatches`: by default `config.num_minibatches` of the rollout, cut as `config.shuffle` says. `count`,
+        called after each step, returns the number of updates so far; without it, each step adds one. Raises
+        FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
         rollout.check()
         for group in self.optimizer.param_groups:
@@ -79,8 +81,7 @@ class Learner:
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
-        once = rollout.split(self.config.num_minibatches) if minibatches is None else minibatches
-        for minibatch in [*once] * self.config.epochs:
+        for minibatch in self._minibatches(rollout) if minibatches is None else [*minibatches] * self.config.epochs:
             lags.append(minibatch.policy_lag(self.updates))
             done.append(self._update(minibatch, off_policy=lags[-1] > 0))
             self.updates = count() if count else self.updates + 1
@@ -89,6 +90,18 @@ class Learner:
         self.last_update = done[-1] if done else self.last_update
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += len(rollout)
+
+    def _minibatches(self, rollout: Rollout) -> Iterator[Minibatch]:
+        """The whole rollout in each epoch: its decisions in random order, or the windows of its environments."""
+        config = self.config
+        for _ in range(config.epochs):
+            if not self.shuffle:
+                yield from rollout.split(config.num_minibatches)
+                continue
+            # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
+            order = torch.from_numpy(np.random.default_rng((config.seed, self.updates)).permutation(len(rollout)))
+            indices = order.to(rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
+            yield from rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
 
     def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
         result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy, self.entropy_coef)

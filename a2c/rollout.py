@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -30,6 +30,36 @@ class Batch(NamedTuple):
     actions: Tensor  # [B] int64
     returns: Tensor  # [B] float32
     behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
+
+
+@dataclass
+class Decisions:
+    """A minibatch of single decisions, in any order, whose returns are known."""
+
+    obs: Tensor  # [B, ...]
+    actions: Tensor  # [B] int64
+    returns: Tensor  # [B] float32
+    log_probs: Tensor  # [B] float32, of the policy that acted
+    policy_version: float  # updates of that policy, mean over its rollout
+
+    def split(self, parts: int) -> list[Decisions]:
+        """At most `parts` minibatches of almost equal size; views, no copies."""
+        tensors = self.obs, self.actions, self.returns, self.log_probs
+        pieces = zip(*(tensor.tensor_split(min(parts, len(self))) for tensor in tensors), strict=True)
+        return [Decisions(o, a, r, p, self.policy_version) for o, a, r, p in pieces]
+
+    def policy_lag(self, updates: int) -> float:
+        """Updates since the policy acted, where the network has seen `updates` by now."""
+        return updates - self.policy_version
+
+    def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
+        """Forward pass; discount, lambda and clip are in the returns already."""
+        logits, values = net(self.obs)
+        behaviour = self.log_probs if off_policy else None
+        return Batch(logits, flat_values(values, len(self)), self.actions, self.returns, behaviour)
+
+    def __len__(self) -> int:
+        return len(self.actions)
 
 
 @dataclass
@@ -87,6 +117,19 @@ class Rollout:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
         envs = self.actions.shape[1]
         return [self.slice_envs(low, high) for low, high in pairwise(split_edges(envs, min(parts, envs)))]
+
+    def shuffled(
+        self, net: nn.Module, indices: Sequence[Tensor], gamma: float, gae_lambda: float, reward_clip: float
+    ) -> Iterator[Decisions]:
+        """The decisions `t * N + n` of each of `indices [B]` as a minibatch, with their returns by `net` as it is now.
+
+        For networks without an rnn_state. Each minibatch is copied when it is asked for.
+        """
+        returns = self.returns(net, gamma, gae_lambda, reward_clip)
+        obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
+        version = float(self.policy_version.mean())
+        for index in indices:
+            yield Decisions(obs[index], actions[index], returns.flatten()[index], log_probs[index], version)
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""

@@ -107,7 +107,7 @@ def test_clipped_step_equals_plain_torch():
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_that_acted(epochs):
-    config = replace(CONFIG, network="mlp", epochs=epochs, num_minibatches=2, num_envs=10, lr_final=1.0)
+    config = replace(CONFIG, network="mlp", epochs=epochs, num_minibatches=2, num_envs=10, lr_final=1.0, shuffle=False)
     rollout = random_rollout(envs=10)
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 3), compute)
@@ -132,6 +132,50 @@ def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_tha
         ratios.append(float(loss.ratio))
     assert ratios[0] == pytest.approx(1.0) and max(ratios[1:]) < 0.9999
     assert learner.metrics()["ratio"] == pytest.approx(ratios[-1], rel=1e-4)
+    torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
+
+
+def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beginning():
+    config = replace(CONFIG, network="mlp", epochs=2, num_minibatches=3, num_envs=11, lr_final=1.0)
+    rollout = random_rollout()
+    seen: list[Tensor] = []
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 3), compute)
+        plain = copy.deepcopy(learner.net)
+        draw = learner._update
+
+        def spy(minibatch, off_policy):
+            seen.append(minibatch.obs)
+            return draw(minibatch, off_policy)
+
+        learner._update = spy
+        learner.learn(rollout)
+    assert [len(obs) for obs in seen] == [22] * 6
+    everything = rollout.obs.flatten(0, 1)
+    places = [int((everything == row).all(1).nonzero()) for obs in seen for row in obs]
+    for epoch in (places[:66], places[66:]):
+        assert sorted(epoch) == list(range(66)) and epoch != sorted(epoch)
+        assert len({place % 11 for place in epoch[:22]}) > 5  # of most environments, not the window of a few
+    assert places[:66] != places[66:]
+
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, eps=1e-4)
+    columns = rollout.actions.flatten(), rollout.log_probs.flatten()
+    for step, index in enumerate(torch.tensor(places).split(22)):
+        if step % 3 == 0:
+            returns = unpack_batch(rollout, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)[2]
+        actions, behaviour = (column[index] for column in columns)
+        loss = a2c_loss(
+            *plain(everything[index]),
+            actions,
+            returns[index],
+            entropy_coef=0.05,
+            value_coef=0.7,
+            behaviour_log_probs=behaviour if step else None,
+        )
+        optimizer.zero_grad()
+        loss.total.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.4)
+        optimizer.step()
     torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
 
 
@@ -161,14 +205,17 @@ def test_clipped_step_is_no_longer_than_max_grad_norm(bound, clipped):
     assert length == pytest.approx(bound if clipped else float(norm), rel=1e-3)
 
 
-@pytest.mark.parametrize("form", ["rollout", "list"])
+@pytest.mark.parametrize("form", ["rollout", "decisions", "list"])
 def test_compute_gradients_on_two_threads_equals_one(form):
-    # 11 environments make shards of 6 and 5, 65 transitions shards of 33 and 32: their weights differ.
+    # 11 environments make shards of 6 and 5, 65 decisions or transitions shards of 33 and 32: their weights differ.
     batches = [random_rollout(seed=s) for s in range(3)]
     config = CONFIG
     if form == "list":
         config = replace(CONFIG, gae_lambda=1.0)
         batches = [Transitions(list(map(Experience, *flat_transitions(rollout)))[:65]) for rollout in batches]
+    if form == "decisions":
+        indices = [torch.randperm(66)[:65]]
+        batches = [d for rollout in batches for d in rollout.shuffled(make_net(), indices, 0.9, 0.8, 1.5)]
     nets = [make_net(), make_net()]
     one, two = (train(net, batches, replace(config, threads=t)) for net, t in zip(nets, (1, 2), strict=True))
     torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-4, atol=1e-6)

@@ -71,7 +71,9 @@ class Config:
     rollout_steps: Annotated[int, Range(1, 100_000)] = 32
     """Length of a rollout (steps per environment)."""
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
-    """Minibatches per rollout, split by environment, one optimiser step each (count; at most num_envs)."""
+    """Minibatches per rollout, one optimiser step each (count; at most num_envs)."""
+    shuffle: bool = True
+    """Shuffle a rollout's decisions in each epoch, else learn environment by environment (as lstm and ga3c do)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Times each rollout is learned from, with importance ratios clipped at 1 after the first step (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
@@ -82,9 +84,9 @@ class Config:
     """Lambda of the lambda-return; 1 gives the n-step return (0 to 1)."""
     learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.001
     """Step size of the optimiser (per update)."""
-    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.25
+    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.15
     """Learning rate at the end of its linear schedule, and after it (share of learning_rate; 1 = constant)."""
-    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.5
+    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.4
     """Where the schedules of learning_rate and entropy_coef end (share of total_env_steps)."""
     optimizer: Optimizer = "adam"
     """Optimiser of the network's parameters."""
@@ -100,7 +102,7 @@ class Config:
     """Weight of the entropy bonus in the loss (per nat)."""
     entropy_final: Annotated[float, Range(0.0, 1.0)] = 0.1
     """Weight of the entropy bonus at the end of its schedule, and after it (share of entropy_coef; 1 = constant)."""
-    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.5
+    entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.4
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-# A2C without reuse: each rollout is learned from once, the learning rate falls to zero, the entropy bonus stays.
-ONCE: dict[str, Any] = {"epochs": 1, "lr_final": 0.0, "schedule_end": 1.0, "entropy_final": 1.0, "entropy_hold": 0.0}
+# A2C without reuse: each rollout is learned from once, environment by environment; the learning rate falls to zero,
+# the entropy bonus stays.
+ONCE: dict[str, Any] = {
+    "epochs": 1,
+    "shuffle": False,
+    "lr_final": 0.0,
+    "schedule_end": 1.0,
+    "entropy_final": 1.0,
+    "entropy_hold": 0.0,
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
