@@ -20,7 +20,7 @@ import numpy as np
 from comparisons import about, learning, measured, search, table
 
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import interval_of_median, moving_mean, quantile, read_episodes
+from a2c.metrics.results import interval_of_median, median, moving_mean, quantile, read_episodes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -38,9 +38,9 @@ def cartpole(group: Path) -> str:
         # A run that missed its target took longer than any other.
         counts = np.array([float(run["decisions"]) if run["solved"] == "1" else np.inf for run in mine])
         low, high = (count(bound) for bound in interval_of_median(counts))
-        solved, median = f"{np.isfinite(counts).sum()} of {len(mine)}", count(quantile(counts, 0.5))
+        solved, middle = f"{np.isfinite(counts).sum()} of {len(mine)}", count(median(counts))
         rows.append(
-            (f"`{name}`", solved, f"{median} ({low} to {high})", count(quantile(counts, 0.9)), count(counts.max()))
+            (f"`{name}`", solved, f"{middle} ({low} to {high})", count(quantile(counts, 0.9)), count(counts.max()))
         )
     return measured([about(group)]) + table(header, rows)
 

@@ -44,11 +44,16 @@ def quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
+def median(values: np.ndarray) -> float:
+    """The middle value, of an even number the mean of the two in the middle; infinite if one of these is."""
+    return float(np.median(values))
+
+
 def interval_of_median(values: np.ndarray) -> tuple[float, float]:
     """95 % interval of the median of `values [K]` (percentile bootstrap, Efron & Tibshirani, 1993, section 13.3).
 
     It is too narrow for few values: all of K = 5 span the true median with a probability of 94 %.
     """
     rng = np.random.default_rng(0)
-    medians = np.quantile(rng.choice(values, (RESAMPLES, len(values))), 0.5, axis=1, method="inverted_cdf")
+    medians = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
     return quantile(medians, 0.025), quantile(medians, 0.975)

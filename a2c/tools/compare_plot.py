@@ -11,7 +11,7 @@ import numpy as np
 from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.plots import picture
-from a2c.metrics.results import moving_mean, quantile
+from a2c.metrics.results import median, moving_mean
 from a2c.tools.runs import Run
 from a2c.tools.summary import Row, read_finished, show_score
 
@@ -63,7 +63,7 @@ def _draw_setting(axes: Any, curves: Sequence[tuple[np.ndarray, np.ndarray]], co
         alone = len(curves) == 1
         axes.plot(x[every], means[every], color=colour, lw=2 if alone else 0.7, alpha=1 if alone else 0.4)
     if len(curves) > 1:
-        grid = np.linspace(max(x[0] for x, _ in curves), quantile(np.array([x[-1] for x, _ in curves]), 0.5), POINTS)
+        grid = np.linspace(max(x[0] for x, _ in curves), median(np.array([x[-1] for x, _ in curves])), POINTS)
         axes.plot(grid, np.median([np.interp(grid, x, means) for x, means in curves], axis=0), color=colour, lw=2)
 
 
@@ -73,8 +73,8 @@ def _label(summary: Row) -> str:
         best = show_score(summary["median_best"])
         return f"{summary['setting']}: {summary['runs']} run{'s' * (summary['runs'] > 1)}, best mean {best}"
     steps = summary["median_steps_to_target"]
-    median = f"median {steps:,.0f} decisions" if np.isfinite(steps) else f"median above {summary['budget']:,}"
-    return f"{summary['setting']}: {summary['solved']} of {summary['runs']} reach {summary['target']:g}, {median}"
+    middle = f"median {steps:,.0f} decisions" if np.isfinite(steps) else f"median above {summary['budget']:,}"
+    return f"{summary['setting']}: {summary['solved']} of {summary['runs']} reach {summary['target']:g}, {middle}"
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 from a2c.metrics.console import format_duration, format_score
 from a2c.metrics.files import read_table, write_atomically
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import best_mean, first_passage, interval_of_median, quantile, read_episodes
+from a2c.metrics.results import best_mean, first_passage, interval_of_median, median, read_episodes
 from a2c.tools.frozen import first_frozen
 from a2c.tools.runs import Run
 
@@ -109,7 +109,7 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "solved": "" if steps is None else int(np.isfinite(steps).sum()),
         **_median("steps_to_target", steps),
         "worst_steps_to_target": "" if steps is None else steps.max(),
-        "median_seconds_to_target": "" if seconds is None else quantile(seconds, 0.5),
+        "median_seconds_to_target": "" if seconds is None else median(seconds),
         "frozen_solved": "" if frozen is None else int(np.isfinite(frozen).sum()),
         **_median("frozen_steps_to_target", frozen),
         "median_best": best if np.isfinite(best) else "",
@@ -125,7 +125,7 @@ def _median(name: str, values: np.ndarray | None) -> Row:
     names = (f"median_{name}", f"low_{name}", f"high_{name}")
     if values is None:
         return dict.fromkeys(names, "")
-    return dict(zip(names, (quantile(values, 0.5), *interval_of_median(values)), strict=True))
+    return dict(zip(names, (median(values), *interval_of_median(values)), strict=True))
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

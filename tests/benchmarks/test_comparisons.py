@@ -69,7 +69,7 @@ def test_learning_table_has_a_row_per_setting_over_all_seeds_of_several_comparis
     assert "decisions to 18: median (95 % interval)" in header and "median time to 18" in header
     env = "`PongNoFrameskip-v4`"
     assert rows == [
-        f"| [fast](results/fast) | {env} | `pong-fast` | 2 of 2 | 1,000 | 1,000 | 500 (500 to 1,000) | 0:00:50 | 20 |",
+        f"| [fast](results/fast) | {env} | `pong-fast` | 2 of 2 | 1,000 | 1,000 | 750 (500 to 1,000) | 0:00:50 | 20 |",
         f"| [tried](results/tried) | {env} | `pong-fast`, `epochs=1` | 1 of 1 | 1,000 | 1,000 | 1,000 | 0:00:50 | 20 |",
         f"| [tried](results/tried) | {env} | `pong-fast`, `epochs=2` | 1 of 3 | > 9,000 (1,000 to > 9,000) | > 9,000 "
         "| > 9,000 (1,000 to > 9,000) | - | 20 |",

@@ -7,7 +7,7 @@ from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.logger import RunLogger
 from a2c.metrics.plots import draw_curve
-from a2c.metrics.results import interval_of_median, moving_mean, quantile
+from a2c.metrics.results import interval_of_median, median, moving_mean, quantile
 
 
 def test_moving_mean_by_hand():
@@ -26,6 +26,11 @@ def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
 def test_quantile_is_one_of_the_values_and_a_missed_run_is_longer_than_any_other():
     values = np.array([3.0, np.inf, 1.0, 2.0])
     assert [quantile(values, share) for share in (0.25, 0.5, 0.75, 0.76)] == [1.0, 2.0, 3.0, np.inf]
+
+
+def test_median_of_an_even_number_lies_between_the_two_in_the_middle_and_a_missed_one_makes_it_infinite():
+    assert median(np.array([4.0, 1.0, 9.0])) == 4.0 and median(np.array([4.0, 1.0, 9.0, np.inf])) == 6.5
+    assert median(np.array([1.0, 2.0, np.inf, np.inf])) == median(np.array([np.inf])) == np.inf
 
 
 def test_interval_of_a_median_reaches_infinity_where_half_of_the_runs_may_have_missed():

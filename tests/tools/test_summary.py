@@ -130,7 +130,7 @@ def test_a_run_without_a_mean_of_a_hundred_is_in_the_median_as_the_worst(bests, 
 def test_settings_are_summarised_apart_and_figures_without_target_are_empty():
     runs = [run_of(0), run_of(0, "gamma=0.5", target_score=None), run_of(1), run_of(0, "gamma=0", keep_policy_every=0)]
     with_target, without, not_kept = summarise(runs, rows_of(runs, [100, "", 300, 500]))
-    assert (with_target["runs"], with_target["median_steps_to_target"], with_target["gamma"]) == (2, 100, "0.9")
+    assert (with_target["runs"], with_target["median_steps_to_target"], with_target["gamma"]) == (2, 200, "0.9")
     assert (without["target"], without["solved"], without["median_steps_to_target"]) == ("", "", "")
     assert without["median_frozen_steps_to_target"] == "" and without["median_best"] == 480.0
     assert not_kept["median_steps_to_target"] == 500 and not_kept["median_frozen_steps_to_target"] == ""
