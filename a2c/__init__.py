@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from a2c.run.trainer import Trainer as Trainer
     from a2c.tools.evaluate import evaluate as evaluate
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 _MODULES = {
     "AtariA2C": "networks",
     "Collector": "collector",

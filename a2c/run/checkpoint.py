@@ -22,7 +22,7 @@ from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import make_network
 from a2c.processes.errors import WorkerError
 
-FORMAT = 6
+FORMAT = 7
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the last checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
