@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from a2c.config.config import Config
 from a2c.metrics.files import CsvTable, read_table
+from a2c.metrics.results import read_episodes
 from a2c.processes.start import stop_with_input
 from a2c.run.checkpoint import LATEST, load_checkpoint
 from a2c.run.policies import kept_policies
@@ -33,8 +35,9 @@ def main(run_dir: str, target: str, threads: str) -> int:
 def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     """Evaluate the run's kept policies and then its last one, until a mean score is `target` or above.
 
-    A row of evaluations.csv is written after each, so that a call continues where another was stopped. Raises what
-    `evaluate` raises, and OSError where the disk refuses.
+    Begins with the first that took part in a training episode at the target (see `first_candidate`). A row of
+    evaluations.csv is written after each, so that a call continues where another was stopped. Raises what `evaluate`
+    raises, and OSError where the disk refuses.
     """
     means = evaluated(run_dir)
     last = max(means, default=-1)
@@ -42,14 +45,25 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     if max(means.values(), default=-np.inf) >= target:
         return
     policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
-    policies.setdefault(load_checkpoint(run_dir / LATEST)["env_steps"], LATEST)
+    state = load_checkpoint(run_dir / LATEST)
+    policies.setdefault(state["env_steps"], LATEST)
+    first = first_candidate(read_episodes(run_dir), target, Config.from_json(state["config"]).num_envs)
     for steps, checkpoint in sorted(policies.items()):
-        if steps > last:
+        if steps > last and steps >= first:
             scores = evaluate(run_dir, EPISODES, checkpoint=checkpoint, threads=threads)
             table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
             print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
             if scores.mean() >= target:
                 return
+
+
+def first_candidate(episodes: dict[str, np.ndarray], target: float, num_envs: int) -> float:
+    """The env_steps at which the first training episode with a score of `target` began, infinite without one.
+
+    Policies from before are taken to be too weak: playing them all would take as long as the training.
+    """
+    reached = np.flatnonzero(episodes["score"] >= target)
+    return float((episodes["env_steps"] - num_envs * episodes["length"])[reached].min(initial=np.inf))
 
 
 def evaluated(run_dir: Path) -> dict[int, float]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from runs import tiny
 
+from a2c.metrics.results import read_episodes
 from a2c.run.policies import kept_policies
 from a2c.run.trainer import Trainer
 from a2c.tools import frozen
@@ -86,6 +87,22 @@ def test_the_last_policy_of_a_run_counts_though_it_was_not_due_to_be_kept(run_di
     assert first_frozen(run_dir, 5.0) == 560
 
 
+def test_policies_from_before_the_first_training_episode_at_the_target_are_not_played(run_dir, played, monkeypatch):
+    played.scores = {B: [1.0], C: [9.0]}
+    # 4 environments: the episode that reaches 5 began after 400 - 4 * 25 = 300 decisions.
+    episodes = {
+        "score": np.array([4.0, 5.0, 6.0]),
+        "length": np.array([4, 25, 10]),
+        "env_steps": np.array([80, 400, 480]),
+    }
+    monkeypatch.setattr(frozen, "read_episodes", lambda path: episodes)
+    evaluate_kept(run_dir, 5.0)
+    assert played == [B, C]
+    (run_dir / "evaluations.csv").unlink()
+    evaluate_kept(run_dir, 7.0)
+    assert played == [B, C]  # no episode reached 7
+
+
 def test_means_are_those_of_evaluate(run_dir):
     evaluate_kept(run_dir, -1.0, threads=1)
     expected = evaluate(run_dir, frozen.EPISODES, checkpoint=A, threads=1)
@@ -93,7 +110,8 @@ def test_means_are_those_of_evaluate(run_dir):
 
 
 def test_its_process_ends_when_its_input_is_closed(run_dir):
-    with subprocess.Popen(frozen.command(run_dir, np.inf, 1), stdin=subprocess.PIPE) as process:
+    best = read_episodes(run_dir)["score"].max()  # no mean of 30 episodes will be
+    with subprocess.Popen(frozen.command(run_dir, best, 1), stdin=subprocess.PIPE) as process:
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGTERM and not (run_dir / "evaluations.csv").exists()
 
