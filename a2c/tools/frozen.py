@@ -35,9 +35,9 @@ def main(run_dir: str, target: str, threads: str) -> int:
 def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     """Evaluate the run's kept policies and then its last one, until a mean score is `target` or above.
 
-    Begins with the first that took part in a training episode at the target (see `first_candidate`). A row of
-    evaluations.csv is written after each, so that a call continues where another was stopped. Raises what `evaluate`
-    raises, and OSError where the disk refuses.
+    Begins with the first that took part in a training episode at the target (see `first_candidate`), and always plays
+    the last. A row of evaluations.csv is written after each, so that a call continues where another was stopped.
+    Raises what `evaluate` raises, and OSError where the disk refuses.
     """
     means = evaluated(run_dir)
     last = max(means, default=-1)
@@ -46,10 +46,11 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
         return
     policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
     state = load_checkpoint(run_dir / LATEST)
-    policies.setdefault(state["env_steps"], LATEST)
+    final = state["env_steps"]
+    policies.setdefault(final, LATEST)
     first = first_candidate(read_episodes(run_dir), target, Config.from_json(state["config"]).num_envs)
     for steps, checkpoint in sorted(policies.items()):
-        if steps > last and steps >= first:
+        if steps > last and (steps >= first or steps == final):
             scores = evaluate(run_dir, EPISODES, checkpoint=checkpoint, threads=threads)
             table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
             print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)

@@ -70,8 +70,9 @@ def test_the_kept_policies_of_every_run_are_evaluated_in_a_process_of_their_own(
     for setting in SETTINGS:
         run_dir = out / setting / "seed-3"
         table = rows(run_dir / "evaluations.csv")
-        assert [row["env_steps"] for row in table] == ["1536", "3072"] and {row["episodes"] for row in table} == {"30"}
-        scores = evaluate(run_dir, 30, checkpoint="policies/000001536.pt", threads=1)
+        # The last one alone: no training episode reached the target.
+        assert [(row["env_steps"], row["episodes"]) for row in table] == [("3072", "30")]
+        scores = evaluate(run_dir, 30, checkpoint="policies/000003072.pt", threads=1)
         assert float(table[0]["mean"]) == scores.mean() and float(table[0]["max"]) == scores.max()
         log = (out / setting / "seed-3.log").read_text()
         assert log.index("run directory") < log.index("--- evaluate") < log.index("policy of 3,072 env_steps")

@@ -90,17 +90,15 @@ def test_the_last_policy_of_a_run_counts_though_it_was_not_due_to_be_kept(run_di
 def test_policies_from_before_the_first_training_episode_at_the_target_are_not_played(run_dir, played, monkeypatch):
     played.scores = {B: [1.0], C: [9.0]}
     # 4 environments: the episode that reaches 5 began after 400 - 4 * 25 = 300 decisions.
-    episodes = {
-        "score": np.array([4.0, 5.0, 6.0]),
-        "length": np.array([4, 25, 10]),
-        "env_steps": np.array([80, 400, 480]),
-    }
+    columns = {"score": [4.0, 5.0, 6.0], "length": [4.0, 25.0, 10.0], "env_steps": [80.0, 400.0, 480.0]}
+    episodes = {name: np.array(column) for name, column in columns.items()}
     monkeypatch.setattr(frozen, "read_episodes", lambda path: episodes)
     evaluate_kept(run_dir, 5.0)
     assert played == [B, C]
     (run_dir / "evaluations.csv").unlink()
+    played.scores = {LAST: [1.0]}
     evaluate_kept(run_dir, 7.0)
-    assert played == [B, C]  # no episode reached 7
+    assert played == [B, C, LAST]  # no episode reached 7
 
 
 def test_means_are_those_of_evaluate(run_dir):
