@@ -125,11 +125,11 @@ class Rollout:
 
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
-        returns = self.returns(net, gamma, gae_lambda, reward_clip)
+        returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
         obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
         version = float(self.policy_version.mean())
         for index in indices:
-            yield Decisions(obs[index], actions[index], returns.flatten()[index], log_probs[index], version)
+            yield Decisions(obs[index], actions[index], returns[index], log_probs[index], version)
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""

@@ -214,7 +214,7 @@ def test_compute_gradients_on_two_threads_equals_one(form):
         config = replace(CONFIG, gae_lambda=1.0)
         batches = [Transitions(list(map(Experience, *flat_transitions(rollout)))[:65]) for rollout in batches]
     if form == "decisions":
-        indices = [torch.randperm(66)[:65]]
+        indices = [torch.randperm(66, generator=torch.Generator().manual_seed(0))[:65]]
         batches = [d for rollout in batches for d in rollout.shuffled(make_net(), indices, 0.9, 0.8, 1.5)]
     nets = [make_net(), make_net()]
     one, two = (train(net, batches, replace(config, threads=t)) for net, t in zip(nets, (1, 2), strict=True))

@@ -40,8 +40,8 @@ class WorkerTask(NamedTuple):
 def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     """Distribute the environments over the workers, those of a3c in whole batches.
 
-    A batch is that of a2c (`Rollout.split`) on every machine: the same number of environments, and of
-    batches per rollout. So a3c has at most `num_minibatches` workers.
+    A batch has the size of a2c's (`Rollout.split`) on every machine, and there are as many per rollout. So a3c has at
+    most `num_minibatches` workers. Each shuffles the decisions of its own environments.
     """
     cores, batches, seeds = available_cores(), config.num_minibatches, run_seeds(config, env_steps)
     backend: Backend = "native" if config.backend == "native" else "sync"

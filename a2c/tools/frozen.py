@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from pathlib import Path
 
 import numpy as np
@@ -40,22 +41,23 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     Raises what `evaluate` raises, and OSError where the disk refuses.
     """
     means = evaluated(run_dir)
-    last = max(means, default=-1)
-    table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=last)
-    if max(means.values(), default=-np.inf) >= target:
-        return
     policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
     state = load_checkpoint(run_dir / LATEST)
     final = state["env_steps"]
     policies.setdefault(final, LATEST)
     first = first_candidate(read_episodes(run_dir), target, Config.from_json(state["config"]).num_envs)
-    for steps, checkpoint in sorted(policies.items()):
-        if steps > last and (steps >= first or steps == final):
-            scores = evaluate(run_dir, EPISODES, checkpoint=checkpoint, threads=threads)
-            table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
-            print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
-            if scores.mean() >= target:
-                return
+    wanted = [steps for steps in sorted(policies) if steps >= first or steps == final]
+    # A run that was continued may want policies from before what was its last one.
+    begin = next((steps for steps in wanted if steps not in means), final + 1)
+    table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=begin - 1)
+    if max((mean for steps, mean in means.items() if steps < begin), default=-np.inf) >= target:
+        return
+    for steps in wanted[bisect_left(wanted, begin) :]:
+        scores = evaluate(run_dir, EPISODES, checkpoint=policies[steps], threads=threads)
+        table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
+        print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
+        if scores.mean() >= target:
+            return
 
 
 def first_candidate(episodes: dict[str, np.ndarray], target: float, num_envs: int) -> float:
@@ -63,8 +65,8 @@ def first_candidate(episodes: dict[str, np.ndarray], target: float, num_envs: in
 
     Policies from before are taken to be too weak: playing them all would take as long as the training.
     """
-    reached = np.flatnonzero(episodes["score"] >= target)
-    return float((episodes["env_steps"] - num_envs * episodes["length"])[reached].min(initial=np.inf))
+    begins = (episodes["env_steps"] - num_envs * episodes["length"])[episodes["score"] >= target]
+    return float(begins[np.isfinite(begins)].min(initial=np.inf))
 
 
 def evaluated(run_dir: Path) -> dict[int, float]:

@@ -184,8 +184,8 @@ def format_interval(row: Row, name: str) -> str:
     """The median of the figure `name` in a row of `summarise`, and its 95 % interval, for a table."""
     if row[f"median_{name}"] == "":
         return ""
-    median, low, high = (format_steps(row, f"{which}_{name}") for which in ("median", "low", "high"))
-    return median if low == high else f"{median} ({low} to {high})"
+    middle, low, high = (format_steps(row, f"{which}_{name}") for which in ("median", "low", "high"))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def _duration(seconds: float | str) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from runs import tiny
 
-from a2c.metrics.results import read_episodes
 from a2c.run.policies import kept_policies
 from a2c.run.trainer import Trainer
 from a2c.tools import frozen
@@ -101,6 +100,17 @@ def test_policies_from_before_the_first_training_episode_at_the_target_are_not_p
     assert played == [B, C, LAST]  # no episode reached 7
 
 
+def test_a_run_that_was_continued_plays_what_was_not_wanted_before(run_dir, played, monkeypatch):
+    played.scores = {B: [1.0], C: [9.0], LAST: [1.0]}
+    score, columns = np.array([5.0]), {"length": np.array([25.0]), "env_steps": np.array([400.0])}
+    monkeypatch.setattr(frozen, "read_episodes", lambda path: {"score": score, **columns})
+    evaluate_kept(run_dir, 7.0)
+    assert played == [LAST]
+    score[0] = 7.0  # it began after 300 decisions
+    evaluate_kept(run_dir, 7.0)
+    assert played == [LAST, B, C] and first_frozen(run_dir, 7.0) == 480
+
+
 def test_means_are_those_of_evaluate(run_dir):
     evaluate_kept(run_dir, -1.0, threads=1)
     expected = evaluate(run_dir, frozen.EPISODES, checkpoint=A, threads=1)
@@ -108,8 +118,7 @@ def test_means_are_those_of_evaluate(run_dir):
 
 
 def test_its_process_ends_when_its_input_is_closed(run_dir):
-    best = read_episodes(run_dir)["score"].max()  # no mean of 30 episodes will be
-    with subprocess.Popen(frozen.command(run_dir, best, 1), stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(frozen.command(run_dir, np.inf, 1), stdin=subprocess.PIPE) as process:
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGTERM and not (run_dir / "evaluations.csv").exists()
 
