@@ -270,7 +270,7 @@ def test_a_parallel_comparison_stops_at_a_signal_and_the_same_command_finishes_i
         assert row["exit_status"] == "0" and int(row["env_steps"]) >= 60_000
         assert f"resumed at {steps[SETTINGS.index(setting)]:,} env_steps" in (out / setting / "seed-0.log").read_text()
         kept = [int(row["env_steps"]) // 20_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
-        assert kept == [1, 2, 3]
+        assert kept == [3]  # the last one: no training episode reaches 475
 
 
 @pytest.mark.slow
