@@ -56,7 +56,6 @@ class Learner:
         self.normalizer: PixelNorm | FrameNorm | None = getattr(self.net, "normalizer", None)
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.shuffle = config.shuffle and not getattr(self.net, "rnn_state_size", 0)
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
@@ -93,15 +92,15 @@ class Learner:
 
     def _minibatches(self, rollout: Rollout) -> Iterator[Minibatch]:
         """The whole rollout in each epoch: its decisions in random order, or the windows of its environments."""
-        config = self.config
+        config, recurrent = self.config, rollout.rnn_state.shape[1] > 0
         for _ in range(config.epochs):
-            if not self.shuffle:
+            if recurrent or not config.shuffle:
                 yield from rollout.split(config.num_minibatches)
-                continue
-            # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
-            order = torch.from_numpy(np.random.default_rng((config.seed, self.updates)).permutation(len(rollout)))
-            indices = order.to(rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
-            yield from rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
+            else:
+                # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
+                order = torch.from_numpy(np.random.default_rng((config.seed, self.updates)).permutation(len(rollout)))
+                indices = order.to(rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
+                yield from rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
 
     def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
         result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy, self.entropy_coef)

@@ -70,6 +70,23 @@ def train(
         return [learn(net, replica, optimizer, batch, config, compute) for batch in batches]
 
 
+def plain_step(
+    net: MlpA2C,
+    optimizer: torch.optim.Optimizer,
+    states: Tensor,
+    actions: Tensor,
+    returns: Tensor,
+    behaviour: Tensor | None,
+) -> float:
+    """A step of plain torch with the coefficients of `CONFIG`; the mean ratio."""
+    loss = a2c_loss(*net(states), actions, returns, entropy_coef=0.05, value_coef=0.7, behaviour_log_probs=behaviour)
+    optimizer.zero_grad()
+    loss.total.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.4)
+    optimizer.step()
+    return float(loss.ratio)
+
+
 def flat(net: MlpA2C) -> Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
@@ -121,15 +138,7 @@ def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_tha
     ratios = []
     for half in [*rollout.split(2)] * epochs:
         states, actions, returns = unpack_batch(half, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
-        behaviour = half.log_probs.flatten()
-        loss = a2c_loss(
-            *plain(states), actions, returns, entropy_coef=0.05, value_coef=0.7, behaviour_log_probs=behaviour
-        )
-        optimizer.zero_grad()
-        loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.4)
-        optimizer.step()
-        ratios.append(float(loss.ratio))
+        ratios.append(plain_step(plain, optimizer, states, actions, returns, half.log_probs.flatten()))
     assert ratios[0] == pytest.approx(1.0) and max(ratios[1:]) < 0.9999
     assert learner.metrics()["ratio"] == pytest.approx(ratios[-1], rel=1e-4)
     torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
@@ -142,11 +151,11 @@ def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beg
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 3), compute)
         plain = copy.deepcopy(learner.net)
-        draw = learner._update
+        update = learner._update
 
         def spy(minibatch, off_policy):
             seen.append(minibatch.obs)
-            return draw(minibatch, off_policy)
+            return update(minibatch, off_policy)
 
         learner._update = spy
         learner.learn(rollout)
@@ -164,18 +173,7 @@ def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beg
         if step % 3 == 0:
             returns = unpack_batch(rollout, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)[2]
         actions, behaviour = (column[index] for column in columns)
-        loss = a2c_loss(
-            *plain(everything[index]),
-            actions,
-            returns[index],
-            entropy_coef=0.05,
-            value_coef=0.7,
-            behaviour_log_probs=behaviour if step else None,
-        )
-        optimizer.zero_grad()
-        loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.4)
-        optimizer.step()
+        plain_step(plain, optimizer, everything[index], actions, returns[index], behaviour if step else None)
     torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +51,7 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=begin - 1)
     if max((mean for steps, mean in means.items() if steps < begin), default=-np.inf) >= target:
         return
-    for steps in wanted[bisect_left(wanted, begin) :]:
+    for steps in [steps for steps in wanted if steps >= begin]:
         scores = evaluate(run_dir, EPISODES, checkpoint=policies[steps], threads=threads)
         table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
         print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)

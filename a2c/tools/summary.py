@@ -94,7 +94,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
 
 
 def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
-    first, best = runs[0], float(np.median([-np.inf if row["best"] == "" else row["best"] for row in rows]))
+    first, best = runs[0], median(np.array([-np.inf if row["best"] == "" else row["best"] for row in rows]))
     has_target = first.config.target_score is not None
     steps = _missed_as_infinite(rows, "steps_to_target") if has_target else None
     seconds = _missed_as_infinite(rows, "seconds_to_target") if has_target else None

@@ -19,6 +19,7 @@ from a2c.cli.flags import parse_command
 from a2c.cli.grid import make_runs
 from a2c.config.config import Config
 from a2c.run.checkpoint import load_checkpoint
+from a2c.run.policies import kept_policies
 from a2c.run.run_dir import RunLock
 from a2c.tools import about
 from a2c.tools.compare import compare
@@ -269,8 +270,9 @@ def test_a_parallel_comparison_stops_at_a_signal_and_the_same_command_finishes_i
     for setting, row in zip(SETTINGS, rows(out / "compare.csv"), strict=True):
         assert row["exit_status"] == "0" and int(row["env_steps"]) >= 60_000
         assert f"resumed at {steps[SETTINGS.index(setting)]:,} env_steps" in (out / setting / "seed-0.log").read_text()
-        kept = [int(row["env_steps"]) // 20_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
-        assert kept == [3]  # the last one: no training episode reaches 475
+        assert [steps // 20_000 for steps in kept_policies(out / setting / "seed-0")] == [1, 2, 3]
+        played = [int(row["env_steps"]) // 20_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
+        assert played == [3]  # the last one: no training episode reaches 475
 
 
 @pytest.mark.slow
