@@ -9,6 +9,7 @@ rule and the value.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import sys
@@ -103,11 +104,11 @@ def _train(config: Config) -> int:
 
 
 def _evaluate(options: Evaluate) -> int:
-    """Print mean, standard deviation, minimum and maximum of the scores."""
+    """Print mean with its interval, standard deviation, minimum and maximum of the scores, or everything as JSON."""
     from a2c.metrics.files import format_number
-    from a2c.tools.evaluate import evaluate
+    from a2c.tools.evaluate import play
 
-    scores = evaluate(
+    evaluation = play(
         options.run_dir,
         options.episodes,
         checkpoint=options.checkpoint,
@@ -115,10 +116,16 @@ def _evaluate(options: Evaluate) -> int:
         seed=options.seed,
         cuda=options.cuda,
     )
-    episodes = f"{len(scores)} {'episode' if len(scores) == 1 else 'episodes'}"
+    summary = evaluation.summary()
+    if options.json:
+        print(json.dumps(summary, indent=2))
+        return 0
+    episodes = f"{options.episodes} {'episode' if options.episodes == 1 else 'episodes'}"
+    low, high = summary["interval"]
     print(
-        f"{episodes} of {options.run_dir}: mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, "
-        f"min {format_number(scores.min())}, max {format_number(scores.max())}"
+        f"{episodes} of {options.run_dir}, {summary['actions']} actions: mean {summary['mean']:.2f} "
+        f"(95 % interval {low:.2f} to {high:.2f}), standard deviation {summary['standard_deviation']:.2f}, "
+        f"min {format_number(summary['min'])}, max {format_number(summary['max'])}"
     )
     return 0
 

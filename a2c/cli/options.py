@@ -27,6 +27,8 @@ class Evaluate:
     """Seed of environments and sampling (integer, 0 or more)."""
     cuda: bool = False
     """Use the GPU."""
+    json: bool = False
+    """Print protocol, results and every score as JSON."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,13 @@ def median(values: np.ndarray) -> float:
     return float(np.median(values))
 
 
+def interval_of_mean(values: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the mean of `values [K]`, by the bootstrap of `interval_of_median`."""
+    rng = np.random.default_rng(0)
+    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
+    return quantile(means, 0.025), quantile(means, 0.975)
+
+
 def interval_of_median(values: np.ndarray) -> tuple[float, float]:
     """95 % interval of the median of `values [K]` (percentile bootstrap, Efron & Tibshirani, 1993, section 13.3).
 

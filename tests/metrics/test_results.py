@@ -7,7 +7,7 @@ from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.logger import RunLogger
 from a2c.metrics.plots import draw_curve
-from a2c.metrics.results import interval_of_median, median, moving_mean, quantile
+from a2c.metrics.results import interval_of_mean, interval_of_median, median, moving_mean, quantile
 
 
 def test_moving_mean_by_hand():
@@ -47,3 +47,11 @@ def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path):
     logger.close()
     path = draw_curve(tmp_path, "two episodes", target=18.0)
     assert path == tmp_path / "curve.png" and path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_interval_of_the_mean_is_that_of_the_normal_approximation():
+    values = np.random.default_rng(3).normal(5.0, 2.0, 400)
+    low, high = interval_of_mean(values)
+    half = 1.96 * values.std() / 20
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.03)
+    assert interval_of_mean(np.array([7.0])) == (7.0, 7.0)

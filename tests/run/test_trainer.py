@@ -10,6 +10,7 @@ import torch
 from runs import TINY, rows, started, tiny
 from toys import wait_for
 
+import a2c
 from a2c.cli import commands as cli
 from a2c.config.config import Config
 from a2c.metrics.logger import METRICS
@@ -153,12 +154,25 @@ def test_trainer_with_the_pong_preset(tmp_path):
 def test_evaluate_command_prints_the_scores_of_a_run(run_dir, capsys):
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
     line = capsys.readouterr().out
-    assert line.startswith(f"13 episodes of {run_dir}: mean ") and line.count("\n") == 1
-    assert "standard deviation" in line and "min" in line and "max" in line
+    assert line.startswith(f"13 episodes of {run_dir}, sampled actions: mean ") and line.count("\n") == 1
+    assert "95 % interval" in line and "standard deviation" in line and "min" in line and "max" in line
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13"]) == 0
     assert capsys.readouterr().out == line  # seeded
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13", "--seed", "7"]) == 0
     assert capsys.readouterr().out != line
+
+
+def test_evaluate_prints_protocol_and_every_score_as_json(run_dir, capsys):
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "13", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    scores, (low, high) = summary["scores"], summary["interval"]
+    assert scores == a2c.evaluate(run_dir, 13).tolist() and len(summary["lengths"]) == 13
+    assert summary["mean"] == pytest.approx(sum(scores) / 13) and low <= summary["mean"] <= high
+    assert (summary["min"], summary["max"], summary["episodes"]) == (min(scores), max(scores), 13)
+    assert (summary["actions"], summary["seed"]) == ("sampled", 10_000)
+    assert summary["env_steps"] == load_checkpoint(run_dir / "latest.pt")["env_steps"]
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "2", "--json", "--greedy"]) == 0
+    assert json.loads(capsys.readouterr().out)["actions"] == "greedy"
 
 
 def gone(processes):
