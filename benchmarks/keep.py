@@ -2,7 +2,7 @@
 
     python benchmarks/keep.py runs/results/NAME results/NAME
 
-Checkpoints, policies, logs and event files stay behind.
+Of a game also the policy that is published, its evaluation and its film. Checkpoints, logs and event files stay behind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 FILES = ("about.json", "compare.csv", "summary.csv", "compare.png")
+OF_A_GAME = ("latest.pt", "evaluation.json", "film.webp")  # beside the tables, where commands.sh has made them
 OF_A_RUN = ("config.json", "episodes.csv", "metrics.csv", "evaluations.csv")  # a run that has failed may lack some
 
 
@@ -24,7 +25,7 @@ def keep(out: Path, kept: Path) -> None:
             raise ValueError(f"kept must be a new directory or an earlier comparison, got {kept}")
         shutil.rmtree(kept)
     runs = [path for name in OF_A_RUN for path in out.glob(f"*/seed-*/{name}")]
-    for path in [*(out / name for name in FILES), *runs]:
+    for path in [*(out / name for name in FILES), *filter(Path.is_file, (out / name for name in OF_A_GAME)), *runs]:
         copy = kept / path.relative_to(out)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)

@@ -25,6 +25,12 @@ from a2c.metrics.results import interval_of_median, median, moving_mean, quantil
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
+GAMES = ("breakout", "qbert", "spaceinvaders", "freeway", "boxing")  # their directories in results/
+ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
+    "Breakout": (280, 398),
+    "Qbert": (3_882, 15_627),
+    "SpaceInvaders": (627, 960),
+}
 
 
 def cartpole(group: Path) -> str:
@@ -77,6 +83,23 @@ def sb3(group: Path) -> str:
     return measured(machines) + table(header, rows)
 
 
+def games(*groups: Path) -> str:
+    """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
+    if not groups:
+        return ""
+    header = ("game", "decisions", "mean score (95 % interval)", "lowest to highest", "episodes", "Zoo A2C", "Zoo PPO")
+    rows = []
+    for group in groups:
+        figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+        name = figures["env"].removesuffix("NoFrameskip-v4")
+        mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
+        others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
+        extremes = f"{figures['min']:,.0f} to {figures['max']:,.0f}"
+        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})", extremes)
+        rows.append((*row, str(figures["episodes"]), *others))
+    return measured([about(group) for group in groups]) + table(header, rows)
+
+
 def runs_of(group: Path) -> list[Path]:
     """The run directories of a group, in order of their names."""
     return sorted(path.parent for path in group.glob("**/episodes.csv"))
@@ -110,6 +133,7 @@ Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
+        "games": (games, GAMES),
         "cartpole": (cartpole, ["cartpole"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),

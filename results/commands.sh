@@ -13,6 +13,19 @@ cd "$(dirname "$0")/.."
 # pong-fast, with seeds that were not used to choose its settings.
 a2c compare runs/results/pong-fast --preset pong-fast --seeds 110..114 --jobs 2 --keep-policy-every 20000
 
+# One setting for all games: one seed each, 10 million decisions.
+a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
+a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
+
+# What is published of a game: its policy as float16, a hundred episodes of this policy, a film of one.
+for game in breakout qbert; do
+    out=runs/results/$game
+    rm -f "$out/latest.pt"
+    a2c export "$out/atari/seed-0" "$out/latest.pt" --half
+    a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.json"
+    a2c record "$out" --out "$out/film.webp"
+done
+
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"
 done

@@ -136,6 +136,14 @@ def test_keep_copies_tables_and_picture_and_of_a_run_what_tables_are_made_of(kee
     assert tables.learning(tmp_path / "kept/out") == tables.learning(out)
 
 
+def test_keep_copies_the_published_policy_of_a_game_with_its_evaluation_and_film(keep, tmp_path):
+    out, names = write_comparison(tmp_path / "out", {"atari": [19.0]}), ("latest.pt", "evaluation.json", "film.webp")
+    for name in names:
+        (out / name).write_text(name)
+    keep(out, tmp_path / "kept")
+    assert [(tmp_path / "kept" / name).read_text() for name in names] == list(names)
+
+
 def test_keep_replaces_an_earlier_comparison_and_nothing_else(keep, tmp_path):
     out, kept = write_comparison(tmp_path / "out", {"epochs=1": [19.0]}), tmp_path / "kept"
     keep(write_comparison(tmp_path / "before", {"epochs=3": [19.0]}), kept)
