@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from decimal import Decimal
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -20,6 +21,8 @@ from a2c.cli.options import COMMANDS, Compare, Options
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
+ALIASES = {"--lr": "--learning-rate"}
+INTEGERS = {"--" + field.name.replace("_", "-") for field in fields(Config) if "int" in str(field.type)}
 HELP = "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command."
 
 
@@ -28,9 +31,10 @@ def parse_config(args: Sequence[str]) -> Config:
 
     ValueError, in one line, for a bad flag or value; SystemExit(0) after `--help`.
     """
+    args = spell_out(args)
     config, unknown = _parse(Config, "train.py", args, default=_defaults(args))
     refuse_unknown(unknown, Config)
-    return config  # type: ignore[no-any-return]
+    return _with_full_id(config)
 
 
 def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
@@ -38,6 +42,7 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
 
     Raises as `parse_config` does.
     """
+    args = spell_out(args)
     name = args[0] if args else ""
     if name not in ("-h", "--help") and not name.startswith("--tyro-"):  # the latter: shell completion
         check_choice("command", name, tuple(COMMANDS))
@@ -48,7 +53,33 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     options, unknown = _parse(commands, "a2c", args, description=HELP)
     if not isinstance(options, Compare):
         refuse_unknown(unknown, type(options))
-    return options, unknown
+    return (_with_full_id(options) if isinstance(options, Config) else options), unknown
+
+
+def spell_out(args: Sequence[str]) -> list[str]:
+    """`args` with short flags in full (`--lr`) and whole numbers that have an exponent (1e6) in digits."""
+    words: list[str] = []
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        flag = ALIASES.get(flag, flag)
+        if equals:
+            words.append(f"{flag}={_in_digits(value) if flag in INTEGERS else value}")
+        else:
+            words.append(_in_digits(arg) if words and words[-1] in INTEGERS else flag)
+    return words
+
+
+def _in_digits(number: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)?e\+?\d{1,2}", number, re.IGNORECASE) or Decimal(number) % 1:
+        return number
+    return str(int(Decimal(number)))
+
+
+def _with_full_id(config: Config) -> Config:
+    from a2c.envs.single import find_spec, full_id  # gymnasium, which `--help` does not need
+
+    spec = find_spec(full_id(config.env))  # refused here, before torch is imported
+    return replace(config, env=spec.id)
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:

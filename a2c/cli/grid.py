@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from a2c.cli.flags import parse_config
+from a2c.cli.flags import ALIASES, parse_config
 from a2c.cli.options import Compare
 from a2c.config.config import Config
 from a2c.config.validation import nearest
@@ -64,7 +64,8 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
     known, grid = tuple(field.name for field in dataclasses.fields(Config)), {}
     for text in texts:
         name, equals, values = text.partition("=")
-        field = name.strip().removeprefix("--").replace("-", "_")
+        flag = "--" + name.strip().removeprefix("--").replace("_", "-")
+        field = ALIASES.get(flag, flag)[2:].replace("-", "_")
         if not equals:
             raise ValueError(f"vary must be FIELD=VALUE,VALUE, got {text!r}")
         if field not in known:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import multiprocessing
+import re
 from typing import Any, NamedTuple
 
 import cv2
@@ -17,14 +19,37 @@ from a2c.envs.atari import FRAME_SKIP, AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
 from a2c.processes.start import OURS, prepare_worker
 
+ATARI_SUFFIX = "NoFrameskip-v4"  # of the ids that leave frame skip to the wrappers, without sticky actions
+
+
+def full_id(env_id: str) -> str:
+    """The Gymnasium id that a short name stands for, such as `pong` or `space-invaders`; any other text as it is."""
+    return env_id if env_id in gym.registry else short_names().get(_plain(env_id), env_id)
+
+
+def short_names() -> dict[str, str]:
+    """Ids by short name: of each Atari game the one without frame skip, else the newest version of an environment."""
+    names: dict[str, str] = {}
+    for spec in sorted(gym.registry.values(), key=lambda spec: spec.version or 0):
+        if not is_atari(spec) and spec.namespace is None:
+            names[_plain(spec.name)] = spec.id
+        elif is_atari(spec) and spec.id.endswith(ATARI_SUFFIX):
+            names[_plain(spec.id.removesuffix(ATARI_SUFFIX))] = spec.id
+    return names
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
 
 def find_spec(env_id: str) -> EnvSpec:
     """The registered spec of `env_id`; ValueError with the nearest names where there is none."""
     try:
         return gym.spec(env_id)
     except gym.error.Error as error:
-        known = tuple(gym.registry)
-        raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {nearest(env_id, known)}") from error
+        short, known = difflib.get_close_matches(_plain(env_id), short_names(), n=3), tuple(gym.registry)
+        hint = f"did you mean {' or '.join(short)}?" if short else nearest(env_id, known)
+        raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {hint}") from error
 
 
 def is_atari(spec: EnvSpec) -> bool:

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from runs import TRAIN_PY
 
 import a2c
 from a2c.cli import commands as cli
-from a2c.cli.flags import parse_config
+from a2c.cli.flags import parse_command, parse_config
 from a2c.config.config import PRESETS, Config
 from a2c.run.run_dir import RunLock
 
@@ -33,6 +34,9 @@ REFUSED = [  # arguments, and what the line must contain
     (["--preset", "pong-fats"], ["preset", "'pong-fats'", "did you mean pong-fast"]),
     (["--sliding-batch", "32"], ["gae_lambda must be 1 when sliding_batch is set"]),
     (["--env", "PongNoFrameskp-v4"], ["env must be", "'PongNoFrameskp-v4'", "did you mean PongNoFrameskip-v4"]),
+    (["--env", "braekout"], ["env must be", "'braekout'", "did you mean breakout?"]),
+    (["--frame-size", "1e-1"], ["--frame-size", "1e-1"]),
+    (["--frame-size", "1e20"], ["frame_size must be at least 36 and at most 512"]),
     (["--env", "CartPole-v1", "--backend", "native"], ["backend must be async or sync for CartPole-v1"]),
     (["--env", "CartPole-v1", "--network", "atari"], ["network must be mlp", "got atari"]),
     (["--env", "MountainCarContinuous-v0"], ["env must have a discrete action space", "MountainCarContinuous-v0"]),
@@ -115,7 +119,7 @@ def test_main_refuses_in_one_line(args, parts, capsys):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-@pytest.mark.parametrize(("flag", "near"), [("--num-evns", "--num-envs"), ("--lr", "--lr-final")])
+@pytest.mark.parametrize(("flag", "near"), [("--num-evns", "--num-envs"), ("--lr-fin", "--lr-final")])
 def test_train_names_the_nearest_flag_whatever_the_terminal_can_draw(flag, near, encoding):
     # tyro frames its errors with the characters that the terminal has.
     done = subprocess.run(
@@ -195,7 +199,15 @@ def test_main_prints_the_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["compare", "--help"], ["trian"], ["train", "--gamma", "2"]]
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["compare", "--help"],
+        ["trian"],
+        ["train", "--gamma", "2"],
+        ["train", "--env", "pnog"],
+    ],
 )
 def test_main_does_not_import_torch_before_a_command_runs(args):
     code = "import contextlib, sys\nfrom a2c.cli.commands import main\nwith contextlib.suppress(SystemExit):\n"
@@ -228,6 +240,29 @@ def test_parse_config_lets_a_flag_override_the_preset_in_any_order():
     for args in (["--num-envs", "7", "--preset", "pong-fast"], ["--preset", "pong-fast", "--num-envs", "7"]):
         config = parse_config(args)
         assert (config.num_envs, config.backend, config.frame_size) == (7, "native", 42)
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("pong", "PongNoFrameskip-v4"),
+        ("Space-Invaders", "SpaceInvadersNoFrameskip-v4"),
+        ("cartpole", "CartPole-v1"),
+        ("lunarlander", "LunarLander-v3"),
+        ("ALE/Pong-v5", "ALE/Pong-v5"),
+        ("Pong-v4", "Pong-v4"),
+    ],
+)
+def test_env_may_be_a_short_name(short, full):
+    assert parse_config(["--env", short]).env == full == parse_command(["train", f"--env={short}"])[0].env
+
+
+def test_numbers_may_have_an_exponent_and_the_learning_rate_a_short_flag():
+    for args in (["--total-env-steps", "2.5e6", "--lr", "1e-3"], ["--total-env-steps=2.5e6", "--lr=1e-3"]):
+        config = parse_config(args)
+        assert (config.total_env_steps, config.learning_rate) == (2_500_000, 0.001)
+    assert parse_config(["--run-dir", "1e3"]).run_dir == Path("1e3")  # only numbers are changed
+    assert parse_command(["evaluate", "1e3", "--checkpoint", "1e3"])[0].checkpoint == "1e3"
 
 
 def test_parse_config_starts_from_the_config_of_the_run_to_resume(tmp_path):

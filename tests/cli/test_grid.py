@@ -49,6 +49,12 @@ def test_without_vary_the_setting_is_named_by_its_preset():
     ("vary", "names", "values"),
     [
         ("learning-rate=1e-3,0.002", ["learning_rate=0.001", "learning_rate=0.002"], [0.001, 0.002]),
+        ("lr=1e-3,0.002", ["learning_rate=0.001", "learning_rate=0.002"], [0.001, 0.002]),
+        (
+            "env=boxing,CartPole-v1",
+            ["env=BoxingNoFrameskip-v4", "env=CartPole-v1"],
+            ["BoxingNoFrameskip-v4", "CartPole-v1"],
+        ),
         ("normalize_obs=true,false", ["normalize_obs=true", "normalize_obs=false"], [True, False]),
         ("target_score=-5,5", ["target_score=-5.0", "target_score=5.0"], [-5.0, 5.0]),
         ("sticky_actions=None,0.25", ["sticky_actions=None", "sticky_actions=0.25"], [None, 0.25]),
@@ -59,7 +65,7 @@ def test_without_vary_the_setting_is_named_by_its_preset():
 )
 def test_any_field_can_be_varied_and_its_values_are_those_of_train(vary, names, values):
     runs = runs_of("--vary", vary)
-    field = vary.split("=")[0].replace("-", "_")
+    field = names[0].split("=")[0]
     assert [run.setting for run in runs] == names
     assert [getattr(run.config, field) for run in runs] == values
 
