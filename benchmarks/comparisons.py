@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from a2c.metrics.console import format_duration
+from a2c.metrics.text import format_duration
 from a2c.tools.summary import Row, format_interval, format_steps
 
 

@@ -22,8 +22,8 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         *("learner", "unpack_batch"),
     ),
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
-    "metrics": ("meters", "files", "logger", "console", "results", "plots"),
-    "run": ("run_dir", "checkpoint", "policies", "outputs", "state", "stop", "recovery", "trainer"),
+    "metrics": ("text", "meters", "files", "logger", "panel", "console", "results", "plots"),
+    "run": ("run_dir", "checkpoint", "policies", "introduction", "stop", "outputs", "state", "recovery", "trainer"),
     "tools": (
         *("load", "evaluate", "record_video", "export"),
         *("about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),

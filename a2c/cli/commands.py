@@ -95,7 +95,7 @@ def _train(config: Config) -> int:
     trainer = Trainer(config)
     trainer.claim()
     with contextlib.suppress(OSError):  # the output may go to a full disk
-        print(f"run directory {trainer.run_dir}\n{trainer.config.to_json()}", end="", flush=True)
+        print(*trainer.introduction(), sep="\n", flush=True)
     try:
         return trainer.run()
     except WorkerError as error:
@@ -105,7 +105,7 @@ def _train(config: Config) -> int:
 
 def _evaluate(options: Evaluate) -> int:
     """Print mean with its interval, standard deviation, minimum and maximum of the scores, or everything as JSON."""
-    from a2c.metrics.files import format_number
+    from a2c.metrics.text import format_number
     from a2c.tools.evaluate import play
 
     evaluation = play(
@@ -132,7 +132,7 @@ def _evaluate(options: Evaluate) -> int:
 
 def _record(options: RecordVideo) -> int:
     """Record one episode and print its score."""
-    from a2c.metrics.files import format_number
+    from a2c.metrics.text import format_number
     from a2c.tools.record_video import record_video
 
     out = options.out or options.run_dir / "episode.mp4"

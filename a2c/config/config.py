@@ -164,10 +164,10 @@ class Config:
         return json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in values.items()}, indent=2) + "\n"
 
     @staticmethod
-    def from_preset(name: str) -> Config:
-        """The defaults, changed by the preset `name`; ValueError for an unknown name."""
+    def from_preset(name: str, **settings: Any) -> Config:
+        """The defaults, changed by the preset `name`, then by `settings`; ValueError for an unknown name or value."""
         check_choice("preset", name, tuple(PRESETS))
-        return Config(**{"preset": name, **PRESETS[name]})
+        return Config(**{"preset": name, **PRESETS[name], **settings})
 
     @staticmethod
     def from_json(text: str) -> Config:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from pathlib import Path
+import shlex
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from a2c.config.config import Config
-from a2c.metrics.files import format_number
+from a2c.metrics.meters import StageTimer
+from a2c.metrics.panel import Panel
+from a2c.metrics.text import format_duration, format_score
+from a2c.processes.signals import StopRequest
 
-SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
+REDRAWN = 2  # times a second that the live panel is drawn
+STOPPING = "stopping after this rollout, with a checkpoint; Ctrl-C again ends at once"
 
 
 class QuietConsole(Console):
@@ -29,26 +32,47 @@ class QuietConsole(Console):
         self.quiet = True
 
 
+class QuietLive(Live):
+    """A live display whose thread ignores errors of its output."""
+
+    def refresh(self) -> None:
+        with suppress(OSError):
+            super().refresh()
+
+
 class Display:
     """Shows rows of metrics: as a live panel on a terminal, as one line per row elsewhere."""
 
-    def __init__(self, config: Config, frames_per_step: int) -> None:
-        self.config, self.frames_per_step = config, frames_per_step
+    def __init__(self, panel: Panel, timer: StageTimer, stop: StopRequest) -> None:
+        """`timer`: wall time of the run; `stop`: once it is set, the panel says so."""
+        self.panel, self.config, self.timer, self.stop = panel, panel.config, timer, stop
         self.console = QuietConsole(highlight=False)
         self.live: Live | None = None
 
+    @property
+    def on_terminal(self) -> bool:
+        """Whether progress is shown on a terminal that can redraw."""
+        return self.config.progress and self.console.is_terminal and not self.console.is_dumb_terminal
+
+    def starting(self) -> AbstractContextManager[object]:
+        """A bar that moves while the environments start, where there is a terminal for it."""
+        if not self.on_terminal:
+            return nullcontext()
+        bar = Progress("starting", BarColumn(), TimeElapsedColumn(), console=self.console, transient=True)
+        bar.add_task("", total=None)
+        return bar
+
     def start(self) -> None:
         """Open the live panel, where there is a terminal for it."""
-        if self.config.progress and self.console.is_terminal and not self.console.is_dumb_terminal:
-            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        if self.on_terminal:
+            settings: dict[str, Any] = {"console": self.console, "refresh_per_second": REDRAWN, "transient": True}
+            self.live = QuietLive(get_renderable=self._draw, **settings)
             self.live.start()
 
     def show(self, row: dict[str, float]) -> None:
         """Show one row of METRICS."""
-        if self.live is not None:
-            with suppress(OSError):
-                self.live.update(self._panel(row), refresh=True)
-        elif self.config.progress:
+        self.panel.add(row)
+        if self.live is None and self.config.progress:
             self.console.print(self.line(row), soft_wrap=True)
 
     def message(self, text: str) -> None:
@@ -72,12 +96,13 @@ class Display:
             with suppress(OSError):
                 self.live.stop()
 
-    def summary(self, row: dict[str, float], reason: str, run_dir: Path) -> None:
-        """Print the table at the end of a run, why it ended, and its directory."""
+    def summary(self, row: dict[str, float], reason: str, finished: bool) -> None:
+        """Print the table at the end of a run, why it ended, its directory, and how to continue if not `finished`."""
         table = Table(title=f"{self.config.env}: {reason}", title_justify="left", show_header=False)
         table.add_column()
         table.add_column(overflow="fold")
-        table.add_row("environment steps", f"{row['env_steps']:,} ({row['env_steps'] * self.frames_per_step:,} frames)")
+        frames = row["env_steps"] * self.panel.frames_per_step
+        table.add_row("environment steps", f"{row['env_steps']:,} ({frames:,} frames)")
         table.add_row("updates", f"{row['updates']:,}")
         table.add_row("episodes", f"{row['episodes']:,}")
         table.add_row("mean score of the last 100 episodes", format_score(row["reward_100"]))
@@ -85,41 +110,15 @@ class Display:
         table.add_row("wall time", format_duration(row["seconds"]))
         table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
         self.console.print(table)
-        self.message(f"run directory {run_dir}")
+        self.message(f"run directory {self.panel.run_dir}")
+        if not finished:
+            self.message(f"to continue: a2c train --resume {shlex.quote(str(self.panel.run_dir))}")
 
-    def _panel(self, row: dict[str, float]) -> Table:
-        config, grid = self.config, Table.grid(padding=(0, 2))
-        goal = "" if config.target_score is None else f"   stops at {format_number(config.target_score)}"
-        shares = [f"{name} {row[key]:.0%}" for name, key in SHARES.items()]
-        left = format_duration(self._left(row))
-        grid.add_row("steps", f"{row['env_steps']:,} of {config.total_env_steps:,}   left {left}")
-        grid.add_row(
-            "score", f"mean {format_score(row['reward_100'])}   best {format_score(row['best_reward_100'])}{goal}"
-        )
-        grid.add_row("episodes", f"{row['episodes']:,}   updates {row['updates']:,}")
-        grid.add_row("speed", f"{row['speed']:,.0f} steps/s   {self._fps(row):,.0f} frames/s")
-        grid.add_row("time in", "   ".join(shares))
-        bar = ProgressBar(total=config.total_env_steps, completed=row["env_steps"], width=60)
-        panel = Table.grid()
-        for line in (f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}", bar, grid):
-            panel.add_row(line)
-        return panel
+    def _draw(self) -> RenderableType:
+        return self.panel.render(self.timer.seconds, STOPPING if self.stop else "")
 
     def _fps(self, row: dict[str, float]) -> float:
-        return row["speed"] * self.frames_per_step
+        return row["speed"] * self.panel.frames_per_step
 
     def _left(self, row: dict[str, float]) -> float:
         return (self.config.total_env_steps - row["env_steps"]) / row["speed"] if row["speed"] else math.nan
-
-
-def format_score(value: float) -> str:
-    """A mean score with one decimal; a dash where it is NaN or infinite."""
-    return f"{value:.1f}" if math.isfinite(value) else "-"
-
-
-def format_duration(seconds: float) -> str:
-    """h:mm:ss; a dash where `seconds` is NaN or infinite."""
-    if not math.isfinite(seconds):
-        return "-"
-    whole = int(max(seconds, 0))
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

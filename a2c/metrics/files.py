@@ -66,12 +66,6 @@ def open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def format_number(value: float) -> str:
-    """A number as text from which `float` reads the same number; whole numbers without a point."""
-    whole = float(value).is_integer() and abs(value) < 2**53
-    return str(int(value)) if whole else repr(float(value))
-
-
 class CsvTable:
     """A CSV file to which rows of numbers are appended. Rows that could not be written wait for the next call.
 

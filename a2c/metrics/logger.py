@@ -15,8 +15,9 @@ from pathlib import Path
 
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
-from a2c.metrics.files import CsvTable, format_number, write_atomically
+from a2c.metrics.files import CsvTable, write_atomically
 from a2c.metrics.meters import EPISODE_COLUMNS
+from a2c.metrics.text import format_number
 
 METRICS = {
     "env_steps": "agent decisions summed over environments (count)",

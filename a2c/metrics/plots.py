@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from a2c.metrics.files import format_number, write_atomically
+from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import moving_mean, read_episodes
+from a2c.metrics.text import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
@@ -15,11 +15,15 @@ from a2c.metrics.console import Display
 from a2c.metrics.files import write_atomically
 from a2c.metrics.logger import RunLogger
 from a2c.metrics.meters import ScoreWindow, StageTimer
+from a2c.metrics.panel import Panel
 from a2c.metrics.plots import draw_curve
+from a2c.processes.signals import StopRequest
 from a2c.run.checkpoint import LATEST, save_checkpoint
 from a2c.run.policies import PER_SESSION, drop_policies, keep_policy
 from a2c.run.run_dir import RunLock
+from a2c.run.stop import finish_reason
 
+CURVE_EVERY = 60.0  # seconds, at least, between two drawings of curve.png, which take one
 DISK_RETRY = 5.0  # seconds between two attempts to save where the disk refused
 COLLAPSED = 0.05  # share of log A below which a policy's entropy is worth a warning
 MetricsFunction = Callable[[], dict[str, float]]  # called for a row that is due: it costs time
@@ -32,17 +36,24 @@ class RunOutputs:
     checkpoint is tried again later.
     """
 
-    def __init__(self, lock: RunLock, config: Config, spaces: Spaces, scores: ScoreWindow, timer: StageTimer) -> None:
+    def __init__(
+        self, lock: RunLock, config: Config, spaces: Spaces, scores: ScoreWindow, timer: StageTimer, stop: StopRequest
+    ) -> None:
         """Nothing is written before `open`; `scores` and `timer` are fed by `log`."""
         self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
         self.uniform_entropy = math.log(max(spaces.n_actions, 2))  # nats
-        self.display = Display(config, spaces.frames_per_step)
+        self.display = Display(Panel(config, spaces.frames_per_step, self.run_dir), timer, stop)
         self.logger: RunLogger  # from `open` on
         self.is_open = False
         self.env_steps = 0  # that have been logged
         self.row: dict[str, float] = {}  # the last row of metrics
         self.messages: set[str] = set()
         self.retry_at = 0.0  # when a disk that has refused is tried again
+        self.drawn_at = time.perf_counter()  # when curve.png was drawn, or the run began
+
+    def starting(self) -> AbstractContextManager[object]:
+        """A bar that moves on a terminal while the environments start."""
+        return self.display.starting()
 
     def open(self, resumed: Config | None = None, env_steps: int = 0, episodes_continue: bool = False) -> None:
         """Open files and display.
@@ -77,6 +88,7 @@ class RunOutputs:
     def log(self, stats: TrainingStats, learner_metrics: MetricsFunction, last: bool = False) -> None:
         """Count `stats`, write a row per finished episode, and a row of METRICS when one is due or it is the `last`."""
         self.env_steps += stats.env_steps
+        self.display.panel.count(self.env_steps)
         self.scores.add(episode.score for episode in stats.episodes)
         self.timer.add(stats.seconds)
         if stats.episodes:
@@ -116,6 +128,8 @@ class RunOutputs:
         saved = self._attempt(write)
         if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY
+        elif name == LATEST and time.perf_counter() - self.drawn_at >= CURVE_EVERY:
+            self._draw_curve()
         return saved
 
     def keep_policy(self, state: dict[str, Any]) -> bool:
@@ -132,10 +146,9 @@ class RunOutputs:
     def finish(self, reason: str, learner_metrics: MetricsFunction) -> None:
         """Close the files, draw the learning curve, show the summary of a run that ended because of `reason`."""
         self.close()
-        title = f"{self.config.env}, seed {self.config.seed}"
-        with suppress(ValueError, TypeError, KeyError):  # episodes.csv has been edited
-            self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
-        self.display.summary(self.row or self._metrics(learner_metrics), reason, self.run_dir)
+        self._draw_curve()
+        finished = bool(finish_reason(self.config, self.env_steps, self.scores))
+        self.display.summary(self.row or self._metrics(learner_metrics), reason, finished)
 
     def close(self) -> None:
         """Write the rows that wait, close the files, remove the live display; may be called twice."""
@@ -144,6 +157,12 @@ class RunOutputs:
                 self._attempt(self.logger.close)
         finally:
             self.display.close()
+
+    def _draw_curve(self) -> None:
+        title = f"{self.config.env}, seed {self.config.seed}"
+        with suppress(ValueError, TypeError, KeyError):  # episodes.csv has been edited
+            self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
+        self.drawn_at = time.perf_counter()
 
     def _attempt(self, write: Callable[[], object]) -> bool:
         try:

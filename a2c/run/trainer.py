@@ -18,6 +18,7 @@ from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.processes.errors import WorkerError
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.run.checkpoint import LATEST, load_run
+from a2c.run.introduction import introduction
 from a2c.run.outputs import RunOutputs
 from a2c.run.recovery import Recovery
 from a2c.run.run_dir import RunLock, run_directory
@@ -50,13 +51,17 @@ class Trainer:
             self.learner = Learner(config, spaces, self.compute)
             self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
             self.scores, self.timer, self.stop = ScoreWindow(), StageTimer(), StopRequest()
-            self.outputs = RunOutputs(self.lock, config, spaces, self.scores, self.timer)
+            self.outputs = RunOutputs(self.lock, config, spaces, self.scores, self.timer, self.stop)
             self.state = RunState(config, spaces, self.learner, self.algorithm, self.scores, self.timer)
             self.recovery = Recovery(config, self.algorithm, self.state, self.outputs, self.stop)
             if checkpoint:
                 self.state.load(self.run_dir / LATEST, checkpoint)
             refused.pop_all()
         self.started = self.episodes_continue = False
+
+    def introduction(self) -> list[str]:
+        """Lines that say what will be trained, on what, and where to watch it."""
+        return introduction(self.config, self.spaces, self.learner.net, self.compute, self.run_dir)
 
     def run(self) -> int:
         """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
@@ -71,7 +76,8 @@ class Trainer:
                 self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
                 return 0
             try:
-                self.start()
+                with self.outputs.starting():
+                    self.start()
                 self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_continue)
                 if self.wants_gpu and self.compute.device.type != "cuda":
                     self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")

@@ -15,8 +15,9 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from a2c.metrics.console import QuietConsole, format_duration
+from a2c.metrics.console import QuietConsole
 from a2c.metrics.files import read_small, write_atomically
+from a2c.metrics.text import format_duration
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.run.checkpoint import LATEST
 from a2c.tools.frozen import command

@@ -12,10 +12,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from a2c.metrics.console import format_duration, format_score
 from a2c.metrics.files import read_table, write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import best_mean, first_passage, interval_of_median, median, read_episodes
+from a2c.metrics.text import format_duration, format_score
 from a2c.tools.frozen import first_frozen
 from a2c.tools.runs import Run
 

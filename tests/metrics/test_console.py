@@ -2,7 +2,9 @@
 
 import math
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,11 @@ from rich.console import Console
 from runs import row_of
 
 from a2c.config.config import Config
-from a2c.metrics.console import Display, format_duration, format_score
+from a2c.metrics.console import STOPPING, Display
+from a2c.metrics.meters import StageTimer
+from a2c.metrics.panel import Panel
+from a2c.metrics.text import format_duration, format_score
+from a2c.processes.signals import StopRequest
 
 BEFORE_UPDATES = (
     *("env_steps", "seconds", "updates", "episodes", "reward", "reward_100", "best_reward_100", "speed"),
@@ -18,10 +24,15 @@ BEFORE_UPDATES = (
 )
 
 
+def display_of(frames_per_step=4, stop=None, run_dir=Path("runs/x"), **changes):
+    panel = Panel(Config(**changes), frames_per_step, run_dir)
+    return Display(panel, StageTimer(), StopRequest() if stop is None else stop)
+
+
 def test_display_line_holds_steps_scores_speed_and_shares():
     row = row_of(1500, episodes=7, reward_100=-20.25, best_reward_100=-math.inf, speed=500.0)
     row |= {"share_env": 0.5, "share_act": 0.2, "share_learn": 0.3}
-    line = Display(Config(total_env_steps=10_000, progress=False), frames_per_step=4).line(row)
+    line = display_of(total_env_steps=10_000, progress=False).line(row)
     for part in (
         "1,500/10,000 steps",
         "7 episodes",
@@ -33,7 +44,7 @@ def test_display_line_holds_steps_scores_speed_and_shares():
     ):
         assert part in line
     assert "env 50% act 20% learn 30%" in line and "\n" not in line
-    cartpole = Display(Config(env="CartPole-v1", progress=False), frames_per_step=1).line(row)
+    cartpole = display_of(1, env="CartPole-v1", progress=False).line(row)
     assert "500 frames/s" in cartpole
 
 
@@ -51,25 +62,22 @@ def test_format_duration_and_format_score_by_hand():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_display_shows_a_row_before_the_first_update(terminal, capsys):
     # With sliding windows the first rows have no loss yet.
-    display = Display(Config(progress=True), frames_per_step=4)
+    display = display_of()
     display.console = Console(force_terminal=terminal, width=200)
-    row = {name: value for name, value in row_of(5).items() if name in BEFORE_UPDATES}
-    if terminal:
-        display.console.print(display._panel(row))
-    else:
-        display.show(row)
+    display.start()
+    display.show({name: value for name, value in row_of(5).items() if name in BEFORE_UPDATES})
     display.close()
     assert "episodes" in capsys.readouterr().out
 
 
-def shown_on_a_terminal(monkeypatch, kind, act):
+def shown_on_a_terminal(monkeypatch, kind, act, **settings):
     """What `act(display)` writes to a terminal of 80 columns, and whether the display has a live panel."""
     screen, end = os.openpty()
     with os.fdopen(end, "w") as stdout, monkeypatch.context() as patch:
         patch.setenv("TERM", kind)
         patch.setenv("COLUMNS", "80")
         patch.setattr(sys, "stdout", stdout)
-        display = Display(Config(progress=True), frames_per_step=4)
+        display = display_of(**settings)
         display.start()
         act(display)
         stdout.write("\nend\n")
@@ -90,9 +98,38 @@ def test_display_prints_a_line_per_row_on_a_dumb_terminal(kind, live, monkeypatc
     assert ("1,500/1,000,000 steps | 3 episodes" in shown) != live and ("\x1b[" in shown) == live
 
 
-def test_display_summary_does_not_break_the_run_directory(monkeypatch):
+def test_display_says_at_once_that_a_run_is_stopping(monkeypatch):
+    def act(display):
+        display.show(row_of(1500))
+        time.sleep(1.2)  # drawn twice a second
+        stop.handle(signal.SIGINT, None)
+        time.sleep(1.2)
+
+    stop = StopRequest()
+    shown, _ = shown_on_a_terminal(monkeypatch, "xterm", act, stop=stop)
+    before, after = shown.split(STOPPING, 1)
+    assert "1,500 of 1,000,000" in before and after
+
+
+def test_display_moves_a_bar_while_environments_start_on_a_terminal_only(monkeypatch):
+    def act(display):
+        with display.starting():
+            time.sleep(0.3)
+
+    for kind, moves in (("xterm", True), ("dumb", False)):
+        display = {"progress": False} if not moves else {}
+        shown, _ = shown_on_a_terminal(monkeypatch, kind, lambda display: display.close() or act(display), **display)
+        assert ("starting" in shown) == moves
+
+
+def test_display_summary_does_not_break_the_run_directory_and_says_how_to_continue(monkeypatch):
     run_dir = Path("/a/rather/long/path/with [brackets] and :smile: and so on" + "/and/on" * 12)
-    shown, _ = shown_on_a_terminal(
-        monkeypatch, "dumb", lambda display: display.summary(row_of(1500), "stopped by SIGINT", run_dir)
-    )
-    assert f"\nrun directory {run_dir}\n" in shown
+    for finished in (False, True):
+        shown, _ = shown_on_a_terminal(
+            monkeypatch,
+            "dumb",
+            lambda d, end=finished: d.summary(row_of(1500), "stopped by SIGINT", end),
+            run_dir=run_dir,
+        )
+        assert f"\nrun directory {run_dir}\n" in shown
+        assert (f"\nto continue: a2c train --resume '{run_dir}'\n" in shown) != finished

@@ -15,10 +15,10 @@ from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.learner import describe_update
-from a2c.metrics.files import format_number
 from a2c.metrics.logger import METRICS, SCORES, EventFile, RunLogger
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
+from a2c.metrics.text import format_number
 from a2c.networks import MlpA2C
 
 

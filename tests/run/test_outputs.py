@@ -18,6 +18,7 @@ from a2c.config.config import Config
 from a2c.envs.single import probe_spaces
 from a2c.envs.vector_env import Episode
 from a2c.metrics.meters import ScoreWindow, StageTimer
+from a2c.processes.signals import StopRequest
 from a2c.run import outputs, state
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.outputs import RunOutputs
@@ -170,14 +171,14 @@ def test_run_dir_is_locked_until_the_curve_is_drawn(tmp_path, monkeypatch):
 def some_outputs(config):
     lock = RunLock(config.run_dir)
     lock.take()
-    found = RunOutputs(lock, config, probe_spaces(config), ScoreWindow(), StageTimer())
+    found = RunOutputs(lock, config, probe_spaces(config), ScoreWindow(), StageTimer(), StopRequest())
     found.open()
     return found
 
 
 def test_run_outputs_log_counts_episodes_and_writes_rows_when_due(tmp_path):
     made = some_outputs(tiny(tmp_path, log_every=600.0))
-    assert made.display.frames_per_step == 1 and probe_spaces(Config()).frames_per_step == 4
+    assert made.display.panel.frames_per_step == 1 and probe_spaces(Config()).frames_per_step == 4
     asked = []
 
     def learner_metrics():
@@ -191,6 +192,7 @@ def test_run_outputs_log_counts_episodes_and_writes_rows_when_due(tmp_path):
     assert [row["env_steps"] for row in rows(tmp_path / "episodes.csv")] == ["80", "80", "120"]
     (row,) = rows(tmp_path / "metrics.csv")
     assert (row["env_steps"], row["updates"], row["episodes"], float(row["reward_100"])) == ("120", "3", "3", 7.0)
+    assert made.display.panel.env_steps == 120
     made.rewind(80)
     made.close()
     assert made.env_steps == 80 and made.row == {}
@@ -224,3 +226,13 @@ def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
     for i, run in enumerate(runs):
         err, _ = run.stderr.read(), run.wait(60)
         assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 800, err
+
+
+def test_curve_is_drawn_at_checkpoints_but_not_at_every_one(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(outputs, "draw_curve", lambda run_dir, title, target: drawn.append(title))
+    for every, times in ((3600.0, 1), (0.0, 8)):  # the run begins and ends with a checkpoint, five are in between
+        drawn.clear()
+        monkeypatch.setattr(outputs, "CURVE_EVERY", every)
+        assert Trainer(tiny(tmp_path / str(every), checkpoint_every=80)).run() == 0
+        assert drawn == ["CartPole-v1, seed 0"] * times

@@ -1,0 +1,93 @@
+"""The live panel of a run on a terminal: how far it is, what it scores, where its time goes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from a2c.config.config import Config
+from a2c.metrics.meters import WINDOW
+from a2c.metrics.text import format_duration, format_number, format_score
+
+SHARES = {"environments": "share_env", "acting": "share_act", "learning": "share_learn"}
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 60  # characters of the bar and of the sparkline
+TREND = 20  # rows that the time to the target is estimated from
+
+
+class Panel:
+    """Keeps what the panel of one session shows; `render` may be called from another thread."""
+
+    def __init__(self, config: Config, frames_per_step: int, run_dir: Path) -> None:
+        self.config, self.frames_per_step, self.run_dir = config, frames_per_step, run_dir
+        self.env_steps = 0.0  # newer than the last row
+        self.rows: deque[dict[str, float]] = deque(maxlen=TREND)
+        self.means: list[float] = []  # reward_100 of every row
+
+    def count(self, env_steps: float) -> None:
+        """Take in how many decisions have been taken."""
+        self.env_steps = env_steps
+
+    def add(self, row: dict[str, float]) -> None:
+        """Take in a row of METRICS."""
+        self.rows.append(row)
+        self.means.append(row["reward_100"])
+        self.count(row["env_steps"])
+
+    def render(self, seconds: float, note: str = "") -> Table:
+        """The panel after `seconds` of training; `note`: one more line."""
+        config, rows, grid = self.config, tuple(self.rows), Table.grid(padding=(0, 2))
+        row = rows[-1] if rows else {}
+        left = (config.total_env_steps - self.env_steps) / row["speed"] if row.get("speed") else math.nan
+        times = f"{format_duration(seconds)}   left {format_duration(left)}{self._time_to_target(rows)}"
+        grid.add_row("steps", f"{self.env_steps:,.0f} of {config.total_env_steps:,}")
+        grid.add_row("time", times)
+        if row:
+            grid.add_row("score", self._score(row))
+            grid.add_row("", sparkline(self.means))
+            grid.add_row("episodes", f"{row['episodes']:,}   updates {row['updates']:,}")
+            if "loss_total" in row:  # not before the first update
+                grid.add_row("loss", f"{row['loss_total']:.4f}   entropy {row['entropy']:.2f} nats")
+            speed = f"{row['speed']:,.0f} steps/s   {row['speed'] * self.frames_per_step:,.0f} frames/s"
+            grid.add_row("speed", speed)
+            grid.add_row("time in", "   ".join(f"{name} {row[key]:.0%}" for name, key in SHARES.items()))
+        grid.add_row("directory", str(self.run_dir))
+        bar = ProgressBar(total=config.total_env_steps, completed=self.env_steps, width=WIDTH)
+        title = f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}"
+        panel = Table.grid()
+        for line in (title, bar, grid, note):
+            panel.add_row(line)
+        return panel
+
+    def _score(self, row: dict[str, float]) -> str:
+        target = self.config.target_score
+        goal = "" if target is None else f"   stops at {format_number(target)}"
+        if row["episodes"] < WINDOW:
+            return f"mean {format_score(row['reward_100'])}   best: from {WINDOW} episodes on{goal}"
+        return f"mean {format_score(row['reward_100'])}   best {format_score(row['best_reward_100'])}{goal}"
+
+    def _time_to_target(self, rows: Sequence[dict[str, float]]) -> str:
+        """The time until the mean score is at the target, at the slope of the last rows; empty where it falls."""
+        target, rows = self.config.target_score, [row for row in rows if row["episodes"] >= WINDOW]
+        if target is None or len(rows) < 3:
+            return ""
+        seconds, means = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("seconds", "reward_100"))
+        slope = float(np.polyfit(seconds - seconds[-1], means, 1)[0]) if np.isfinite(means).all() else 0.0
+        if slope <= 0.0:
+            return ""
+        return f"   target in {format_duration(round((target - means[-1]) / slope))}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Finite `values` as blocks between their lowest and their highest; of many, some that are evenly spaced."""
+    finite = [value for value in values if math.isfinite(value)]
+    picked = [finite[i] for i in np.linspace(0, len(finite) - 1, min(len(finite), WIDTH)).round().astype(int)]
+    low, high = min(picked, default=0.0), max(picked, default=0.0)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in picked)

@@ -1,0 +1,62 @@
+"""What a run prints before it starts: what will be trained, on what, and where to watch it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from torch import nn
+
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.envs.atari import sticky_probability
+from a2c.envs.single import Spaces, find_spec
+from a2c.metrics.text import format_number
+
+
+def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Compute, run_dir: Path) -> list[str]:
+    """Seven lines about a run whose settings are resolved."""
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    precision = str(compute.precision).removeprefix("torch.")
+    lines = {
+        "run directory": str(run_dir),
+        "environment": f"{config.env} ({_protocol(config, spaces)})",
+        "algorithm": f"{config.algorithm}: {_rollouts(config)}",
+        "network": f"{config.network}, {parameters:,} parameters",
+        "device": f"{compute.device}, {precision}, {_count(compute.threads, 'thread')}",
+        "length": _length(config),
+        "to watch": f"tensorboard --logdir {shlex.quote(str(run_dir))}",
+    }
+    return [f"{name:15}{text}" for name, text in lines.items()]
+
+
+def _protocol(config: Config, spaces: Spaces) -> str:
+    """What an observation and a decision are."""
+    shape = "x".join(map(str, spaces.obs_shape))
+    if not spaces.stacked:
+        return f"observations {shape}"
+    sticky = sticky_probability(config, find_spec(config.env))
+    no_ops = f"1-{config.noop_max}" if config.noop_max else "0"
+    protocol = f"{shape}, frame skip {spaces.frames_per_step}, sticky {sticky:g}, no-ops {no_ops}"
+    return f"{protocol}, lost lives are terminal" if config.terminal_on_life_loss else protocol
+
+
+def _rollouts(config: Config) -> str:
+    """How much is collected at a time, and how it is learned."""
+    environments = _count(config.num_envs, f"{config.backend} environment")
+    rollouts = f"{environments} x {_count(config.rollout_steps, 'step')}"
+    if config.sliding_batch:
+        return f"{rollouts}, windows in batches of {config.sliding_batch}"
+    return f"{rollouts}, {_count(config.num_minibatches, 'minibatch', 'es')}, {_count(config.epochs, 'epoch')}"
+
+
+def _length(config: Config) -> str:
+    """When the run will end."""
+    budget = f"{config.total_env_steps:,} decisions"
+    if config.target_score is None:
+        return budget
+    return f"{budget}, or until the mean of 100 episodes is {format_number(config.target_score)}"
+
+
+def _count(number: int, name: str, plural: str = "s") -> str:
+    return f"{number} {name}{'' if number == 1 else plural}"
