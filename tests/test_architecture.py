@@ -28,7 +28,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         *("load", "evaluate", "record_video", "export"),
         *("about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
-    "cli": ("options", "flags", "grid", "commands"),
+    "cli": ("options", "short_help", "flags", "grid", "commands"),
 }
 ORDER = [f"{wing}.{name}" if wing else name for wing, names in WINGS.items() for name in names] + ["__main__"]
 WITHOUT_TORCH = ("config", "processes", "envs", "metrics", "cli")

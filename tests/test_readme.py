@@ -54,10 +54,10 @@ def test_documents_have_nothing_left_to_do_and_every_relative_link_leads_somewhe
 
 
 def test_documents_name_only_options_that_exist(capsys):
-    known = {"--help", *ALIASES}
-    for command in ([], ["train"], ["evaluate"], ["record"], ["export"], ["compare"]):
+    known = {"--help", "--help-all", *ALIASES}
+    for args in ("--help", "train --help-all", "evaluate --help", "record --help", "export --help", "compare --help"):
         with suppress(SystemExit):
-            main([*command, "--help"])
+            main(args.split())
         known |= set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
     for script in (ROOT / "benchmarks").glob("*.py"):
         text = script.read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ import tyro
 
 from a2c import __version__
 from a2c.cli.options import COMMANDS, Compare, Options
+from a2c.cli.short_help import print_help
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
@@ -29,10 +30,11 @@ HELP = "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lis
 def parse_config(args: Sequence[str]) -> Config:
     """The settings of a run: those of the run to resume, else of the preset, changed by every flag in `args`.
 
-    ValueError, in one line, for a bad flag or value; SystemExit(0) after `--help`.
+    ValueError, in one line, for a bad flag or value; SystemExit(0) after `--help` and `--help-all`.
     """
     args = spell_out(args)
-    config, unknown = _parse(Config, "train.py", args, default=_defaults(args))
+    defaults = _defaults(args)
+    config, unknown = _parse(Config, "train.py", _full_help("train.py", args, defaults), default=defaults)
     refuse_unknown(unknown, Config)
     return _with_full_id(config)
 
@@ -47,6 +49,7 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     if name not in ("-h", "--help") and not name.startswith("--tyro-"):  # the latter: shell completion
         check_choice("command", name, tuple(COMMANDS))
     defaults = _defaults(args if name == "train" else [])
+    args = _full_help("a2c train", args, defaults) if name == "train" else args
     notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
     notes["train"] = tyro.conf.subcommand("train", default=defaults, description="Train an agent.")
     commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
@@ -54,6 +57,14 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     if not isinstance(options, Compare):
         refuse_unknown(unknown, type(options))
     return (_with_full_id(options) if isinstance(options, Config) else options), unknown
+
+
+def _full_help(prog: str, args: Sequence[str], defaults: Config) -> list[str]:
+    """`args` with --help in place of --help-all; where they ask for --help, print the short one, then SystemExit(0)."""
+    if not {"-h", "--help"}.isdisjoint(args):
+        print_help(prog, defaults)
+        raise SystemExit(0)
+    return ["--help" if arg == "--help-all" else arg for arg in args]
 
 
 def spell_out(args: Sequence[str]) -> list[str]:
@@ -76,10 +87,9 @@ def _in_digits(number: str) -> str:
 
 
 def _with_full_id(config: Config) -> Config:
-    from a2c.envs.single import find_spec, full_id  # gymnasium, which `--help` does not need
+    from a2c.envs.single import find_spec  # gymnasium, which `--help` does not need
 
-    spec = find_spec(full_id(config.env))  # refused here, before torch is imported
-    return replace(config, env=spec.id)
+    return replace(config, env=find_spec(config.env).id)  # ValueError before torch is imported
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:

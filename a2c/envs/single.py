@@ -43,9 +43,9 @@ def _plain(name: str) -> str:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The registered spec of `env_id`; ValueError with the nearest names where there is none."""
+    """The registered spec of `env_id`, or of what `full_id` makes of it; ValueError where there is none."""
     try:
-        return gym.spec(env_id)
+        return gym.spec(full_id(env_id))
     except gym.error.Error as error:
         short, known = difflib.get_close_matches(_plain(env_id), short_names(), n=3), tuple(gym.registry)
         hint = f"did you mean {' or '.join(short)}?" if short else nearest(env_id, known)
