@@ -199,10 +199,21 @@ def describe_update(
         "loss_total": float(loss.total),
         "entropy": float(loss.entropy),
         "ratio": float(loss.ratio),
+        "approx_kl": float(loss.approx_kl),
+        "explained_variance": explained_variance(result),
         "grad_l2": norm,
         "grad_max": float(entries.abs().max()) * undo_clip,
         "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
     }
+
+
+def explained_variance(result: Gradients) -> float:
+    """Share of the variance of a batch's returns that the value head explains; NaN where all returns are equal."""
+    returns, squared, error, bias = map(
+        float, (result.returns, result.squared_returns, result.loss.value, result.loss.advantage)
+    )
+    variance = squared - returns**2
+    return 1.0 - (error - bias**2) / variance if variance > 0.0 else math.nan
 
 
 def check_finite(network: dict[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ class A2CLoss(NamedTuple):
     entropy: Tensor  # of the policy (nats)
     advantage: Tensor  # mean of return - value (return)
     ratio: Tensor  # mean importance ratio, after the clip at 1
+    approx_kl: Tensor  # estimate of KL(behaviour, pi) from the actions taken (nats); 0 without behaviour_log_probs
 
 
 def a2c_loss(
@@ -78,13 +79,15 @@ def a2c_loss(
     log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)  # [B]
     advantage = returns - values.detach()  # [B]
     assert advantage.shape == log_prob.shape
-    ratio = torch.ones_like(log_prob)
+    log_ratio = torch.zeros_like(log_prob)
     if behaviour_log_probs is not None:
-        ratio = (log_prob.detach() - behaviour_log_probs.detach()).exp().clamp(max=1.0)
+        log_ratio = log_prob.detach() - behaviour_log_probs.detach()
+    ratio = log_ratio.exp().clamp(max=1.0)
+    approx_kl = (log_ratio.exp() - 1 - log_ratio).mean()  # Schulman (2020), "Approximating KL divergence", k3
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
     value = F.mse_loss(values, returns)
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy
-    return A2CLoss(total, policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean())
+    return A2CLoss(total, policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean(), approx_kl)

@@ -36,6 +36,7 @@ class Gradients(NamedTuple):
     gradients: Sequence[Sequence[Tensor]]  # per parameter one of each shard; their sum is the gradient
     loss: A2CLoss
     returns: Tensor
+    squared_returns: Tensor
     values: Tensor
 
 
@@ -57,14 +58,14 @@ def compute_gradients(
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
 
-    gradients, losses, returns, values = zip(*results, strict=True)
+    gradients, losses, *others = zip(*results, strict=True)
     loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
-    return Gradients(list(zip(*gradients, strict=True)), loss, mean(returns), mean(values))
+    return Gradients(list(zip(*gradients, strict=True)), loss, *map(mean, others))
 
 
 def _shard_gradients(
     net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float
-) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor]:
+) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
     """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
     loss = a2c_loss(
@@ -79,7 +80,8 @@ def _shard_gradients(
     )
     gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
-    return gradients, detached, batch.returns.mean(), batch.values.detach().float().mean()
+    returns = batch.returns
+    return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float().mean()
 
 
 def clipped_step(

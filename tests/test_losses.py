@@ -203,6 +203,7 @@ def test_a2c_loss_importance_ratio_is_clipped_at_1_and_is_a_constant():
     logits, values, loss = golden(entropy_coef=0.0, value_coef=0.5, behaviour_log_probs=behaviour)
     loss.total.backward()
     assert_close(loss.ratio, 0.875)
+    assert_close(loss.approx_kl, (1 - LN2 - 0.25 - log(0.75)) / 2)  # r - 1 - log r, without the clip
     assert_close(loss.policy, (2 * LN2 + 0.75 * log(0.75)) / 2)
     assert_close(logits.grad, [[-0.5, 0.5], [0.09375, -0.09375]])
     assert_close(loss.value, 2.5)  # the value term is not weighted
@@ -215,7 +216,8 @@ def test_a2c_loss_has_no_gradient_to_the_behaviour_log_probs():
     loss = a2c_loss(logits, values, actions, returns, behaviour_log_probs=behaviour)
     loss.total.backward()
     assert behaviour.grad is None
-    assert not loss.ratio.requires_grad
+    assert not loss.ratio.requires_grad and not loss.approx_kl.requires_grad
+    assert a2c_loss(logits, values, actions, returns).approx_kl == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

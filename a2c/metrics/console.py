@@ -115,7 +115,7 @@ class Display:
             self.message(f"to continue: a2c train --resume {shlex.quote(str(self.panel.run_dir))}")
 
     def _draw(self) -> RenderableType:
-        return self.panel.render(self.timer.seconds, STOPPING if self.stop else "")
+        return self.panel.render(self.timer.env_steps, self.timer.seconds, STOPPING if self.stop else "")
 
     def _fps(self, row: dict[str, float]) -> float:
         return row["speed"] * self.panel.frames_per_step

@@ -27,6 +27,7 @@ METRICS = {
     "reward": "score of the last episode (points of the game)",
     "reward_100": "mean score of the last 100 episodes (points of the game)",
     "best_reward_100": "highest reward_100 so far, once 100 episodes are finished (points of the game)",
+    "length_100": "mean length of the last 100 episodes (agent decisions)",
     "speed": "agent decisions per second since the last row (1/s)",
     "advantage": "mean of return - value over the last batch (return)",
     "values": "mean of the value head over the last batch (return)",
@@ -37,6 +38,8 @@ METRICS = {
     "loss_total": "loss_policy + value_coef * loss_value + loss_entropy",
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
     "ratio": "mean importance ratio of the last batch, clipped at 1",
+    "approx_kl": "estimated divergence of the last batch's policy from the one that acted (nats)",
+    "explained_variance": "share of the variance of the last batch's returns that the value head explains (up to 1)",
     "policy_lag": "updates between acting and learning, mean over the last rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",
     "grad_max": "largest size of one gradient entry before the clip",
@@ -145,4 +148,6 @@ class EventFile:
 def _cell(name: str, value: float | str) -> float | str:
     if not isinstance(value, float):
         return value
+    if not math.isfinite(value):
+        return ""
     return format_number(value) if name in SCORES else f"{value:.6g}"

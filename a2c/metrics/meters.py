@@ -18,11 +18,13 @@ class ScoreWindow:
     def __init__(self) -> None:
         self.episodes = 0
         self.last: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.best_mean = -math.inf  # highest mean over a full window
         self.reached = -math.inf  # highest mean that met a target
 
-    def add(self, scores: Iterable[float]) -> None:
+    def add(self, scores: Iterable[float], lengths: Iterable[int] = ()) -> None:
         """Count finished episodes in order."""
+        self.lengths.extend(lengths)
         for score in scores:
             self.episodes += 1
             self.last.append(score)
@@ -57,6 +59,7 @@ class ScoreWindow:
             "reward": self.last_score,
             "reward_100": self.mean,
             "best_reward_100": self.best_mean,
+            "length_100": sum(self.lengths) / len(self.lengths) if self.lengths else math.nan,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class ScoreWindow:
         return {
             "episodes": self.episodes,
             "last": list(self.last),
+            "lengths": list(self.lengths),
             "best_mean": self.best_mean,
             "reached": self.reached,
         }
@@ -73,10 +77,11 @@ class ScoreWindow:
         self.episodes, self.best_mean = int(state["episodes"]), float(state["best_mean"])
         self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
+        self.lengths = deque(map(int, state["lengths"]), maxlen=WINDOW)
 
 
 class StageTimer:
-    """Measures wall time: of the whole run, and of its stages since the last row of metrics."""
+    """Measures wall time: of the whole run, and of its stages since the last row of metrics. Counts decisions."""
 
     def __init__(self) -> None:
         self.start()
@@ -98,16 +103,17 @@ class StageTimer:
 
     def begin_row(self, env_steps: int) -> None:
         """Start the measurements of the next row, which begins at `env_steps`."""
-        self._row_began, self.row_steps = time.perf_counter(), env_steps
+        self._row_began, self.env_steps, self.row_steps = time.perf_counter(), env_steps, env_steps
         self.spent = {"env": 0.0, "act": 0.0, "learn": 0.0}
 
-    def add(self, seconds: dict[str, float]) -> None:
-        """Add wall time by stage, as training steps return it."""
+    def add(self, seconds: dict[str, float], env_steps: int = 0) -> None:
+        """Add wall time by stage, as training steps return it, and decisions."""
+        self.env_steps += env_steps
         for stage, spent in seconds.items():
             self.spent[stage] += spent
 
-    def metrics(self, env_steps: int) -> dict[str, float]:
-        """The metrics of wall time at `env_steps`: speed and shares are since the last row."""
+    def metrics(self) -> dict[str, float]:
+        """The metrics of wall time: speed and shares are since the last row."""
         elapsed = self.row_seconds
         shares = {f"share_{stage}": spent / elapsed for stage, spent in self.spent.items()}
-        return {"seconds": self.seconds, "speed": (env_steps - self.row_steps) / elapsed, **shares}
+        return {"seconds": self.seconds, "speed": (self.env_steps - self.row_steps) / elapsed, **shares}

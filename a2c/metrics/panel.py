@@ -26,39 +26,34 @@ class Panel:
 
     def __init__(self, config: Config, frames_per_step: int, run_dir: Path) -> None:
         self.config, self.frames_per_step, self.run_dir = config, frames_per_step, run_dir
-        self.env_steps = 0.0  # newer than the last row
         self.rows: deque[dict[str, float]] = deque(maxlen=TREND)
         self.means: list[float] = []  # reward_100 of every row
-
-    def count(self, env_steps: float) -> None:
-        """Take in how many decisions have been taken."""
-        self.env_steps = env_steps
 
     def add(self, row: dict[str, float]) -> None:
         """Take in a row of METRICS."""
         self.rows.append(row)
         self.means.append(row["reward_100"])
-        self.count(row["env_steps"])
 
-    def render(self, seconds: float, note: str = "") -> Table:
-        """The panel after `seconds` of training; `note`: one more line."""
+    def render(self, env_steps: int, seconds: float, note: str = "") -> Table:
+        """The panel after `env_steps` decisions in `seconds`, newer than the last row; `note`: one more line."""
         config, rows, grid = self.config, tuple(self.rows), Table.grid(padding=(0, 2))
         row = rows[-1] if rows else {}
-        left = (config.total_env_steps - self.env_steps) / row["speed"] if row.get("speed") else math.nan
+        left = (config.total_env_steps - env_steps) / row["speed"] if row.get("speed") else math.nan
         times = f"{format_duration(seconds)}   left {format_duration(left)}{self._time_to_target(rows)}"
-        grid.add_row("steps", f"{self.env_steps:,.0f} of {config.total_env_steps:,}")
+        grid.add_row("steps", f"{env_steps:,} of {config.total_env_steps:,}")
         grid.add_row("time", times)
         if row:
             grid.add_row("score", self._score(row))
             grid.add_row("", sparkline(self.means))
-            grid.add_row("episodes", f"{row['episodes']:,}   updates {row['updates']:,}")
+            length = f"   length {format_score(row['length_100'])}"
+            grid.add_row("episodes", f"{row['episodes']:,}{length}   updates {row['updates']:,}")
             if "loss_total" in row:  # not before the first update
                 grid.add_row("loss", f"{row['loss_total']:.4f}   entropy {row['entropy']:.2f} nats")
             speed = f"{row['speed']:,.0f} steps/s   {row['speed'] * self.frames_per_step:,.0f} frames/s"
             grid.add_row("speed", speed)
             grid.add_row("time in", "   ".join(f"{name} {row[key]:.0%}" for name, key in SHARES.items()))
         grid.add_row("directory", str(self.run_dir))
-        bar = ProgressBar(total=config.total_env_steps, completed=self.env_steps, width=WIDTH)
+        bar = ProgressBar(total=config.total_env_steps, completed=env_steps, width=WIDTH)
         title = f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}"
         panel = Table.grid()
         for line in (title, bar, grid, note):

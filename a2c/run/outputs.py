@@ -45,7 +45,6 @@ class RunOutputs:
         self.display = Display(Panel(config, spaces.frames_per_step, self.run_dir), timer, stop)
         self.logger: RunLogger  # from `open` on
         self.is_open = False
-        self.env_steps = 0  # that have been logged
         self.row: dict[str, float] = {}  # the last row of metrics
         self.messages: set[str] = set()
         self.retry_at = 0.0  # when a disk that has refused is tried again
@@ -61,7 +60,7 @@ class RunOutputs:
         A run that is `resumed` (its config until now) drops the rows and the kept policies after `env_steps`.
         """
         self.logger = RunLogger(self.run_dir, self.config, env_steps if resumed else None)
-        self.is_open, self.env_steps = True, env_steps
+        self.is_open = True
         self.display.start()
         if resumed:
             self._attempt(lambda: drop_policies(self.run_dir, env_steps))
@@ -87,10 +86,8 @@ class RunOutputs:
 
     def log(self, stats: TrainingStats, learner_metrics: MetricsFunction, last: bool = False) -> None:
         """Count `stats`, write a row per finished episode, and a row of METRICS when one is due or it is the `last`."""
-        self.env_steps += stats.env_steps
-        self.display.panel.count(self.env_steps)
-        self.scores.add(episode.score for episode in stats.episodes)
-        self.timer.add(stats.seconds)
+        self.scores.add([one.score for one in stats.episodes], [one.length for one in stats.episodes])
+        self.timer.add(stats.seconds, stats.env_steps)
         if stats.episodes:
             self._attempt(lambda: self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes))
         due = last or self.timer.row_seconds >= self.config.log_every
@@ -100,7 +97,7 @@ class RunOutputs:
 
     def _metrics(self, learner_metrics: MetricsFunction) -> dict[str, float]:
         """A row of METRICS; those of an update are missing before the first one."""
-        return learner_metrics() | self.scores.metrics() | self.timer.metrics(self.env_steps)
+        return learner_metrics() | self.scores.metrics() | self.timer.metrics()
 
     def _log_row(self, row: dict[str, float]) -> None:
         self.row = row
@@ -112,6 +109,11 @@ class RunOutputs:
                 "more; if the score is poor, try a higher entropy_coef or a lower learning_rate",
                 once=True,
             )
+
+    @property
+    def env_steps(self) -> int:
+        """Decisions that have been logged."""
+        return self.timer.env_steps
 
     @property
     def can_save(self) -> bool:
@@ -141,7 +143,7 @@ class RunOutputs:
         self.logger.rewind(env_steps)
         self._attempt(lambda: drop_policies(self.run_dir, env_steps))
         self.timer.begin_row(env_steps)
-        self.env_steps, self.row = env_steps, {}
+        self.row = {}
 
     def finish(self, reason: str, learner_metrics: MetricsFunction) -> None:
         """Close the files, draw the learning curve, show the summary of a run that ended because of `reason`."""

@@ -19,8 +19,8 @@ from a2c.metrics.text import format_duration, format_score
 from a2c.processes.signals import StopRequest
 
 BEFORE_UPDATES = (
-    *("env_steps", "seconds", "updates", "episodes", "reward", "reward_100", "best_reward_100", "speed"),
-    *("share_env", "share_act", "share_learn"),
+    *("env_steps", "seconds", "updates", "episodes", "reward", "reward_100", "best_reward_100", "length_100"),
+    *("speed", "share_env", "share_act", "share_learn"),
 )
 
 
@@ -108,7 +108,7 @@ def test_display_says_at_once_that_a_run_is_stopping(monkeypatch):
     stop = StopRequest()
     shown, _ = shown_on_a_terminal(monkeypatch, "xterm", act, stop=stop)
     before, after = shown.split(STOPPING, 1)
-    assert "1,500 of 1,000,000" in before and after
+    assert "score" in before and after
 
 
 def test_display_moves_a_bar_while_environments_start_on_a_terminal_only(monkeypatch):

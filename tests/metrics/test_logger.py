@@ -1,6 +1,7 @@
 """The log files of a run: rows of CSV files and points for TensorBoard."""
 
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from a2c.compute.compute import Compute
 from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
-from a2c.learner import describe_update
+from a2c.learner import describe_update, explained_variance
 from a2c.metrics.logger import METRICS, SCORES, EventFile, RunLogger
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
 from a2c.metrics.text import format_number
 from a2c.networks import MlpA2C
+from a2c.update import compute_gradients
 
 
 def events(run_dir):
@@ -41,7 +43,7 @@ def test_run_logger_writes_a_row_to_the_csv_file_and_to_tensorboard(tmp_path):
     logger.close()
     assert tuple(row) == tuple(METRICS)
     assert row["env_steps"] == "64" and float(row["speed"]) == pytest.approx(123456.789, rel=1e-5)
-    assert row["reward_100"] == "nan"
+    assert row["reward_100"] == ""
     logged = events(tmp_path)
     assert logged["speed", 64] == pytest.approx(123456.789)
     assert {tag for tag, _ in logged} == set(METRICS) - {"env_steps", "reward_100"}  # NaN draws no point
@@ -69,7 +71,7 @@ def test_run_logger_writes_scores_exactly(points, tmp_path):
     logger.close()
     assert read_episodes(tmp_path)["score"].tolist() == [points]
     (row,) = rows(tmp_path / "metrics.csv")
-    assert all(float(row[name]) == points for name in SCORES)
+    assert all(row[name] == (format_number(points) if math.isfinite(points) else "") for name in SCORES)
     assert format_number(21.0) == "21" and format_number(-1234567.0) == "-1234567"
 
 
@@ -124,7 +126,7 @@ def test_describe_update_measures_the_gradient_before_the_clip():
     free, clipped = found
     assert free["grad_l2"] > 0.1
     for name in free:
-        assert clipped[name] == pytest.approx(free[name], rel=1e-3), name
+        assert clipped[name] == pytest.approx(free[name], rel=1e-3, nan_ok=True), name
     total = free["loss_policy"] + config.value_coef * free["loss_value"] + free["loss_entropy"]
     assert free["loss_total"] == pytest.approx(total, rel=1e-5)
     assert free["advantage"] == pytest.approx(free["batch_rewards"] - free["values"], rel=1e-5)
@@ -162,3 +164,19 @@ def test_run_logger_may_lose_points_but_no_rows(tmp_path):
     logger.close()
     assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_explained_variance_is_that_of_all_shards_together(threads):
+    rng, net = np.random.default_rng(0), MlpA2C((3,), 2)
+    transitions = [Experience(rng.normal(size=3).astype(np.float32), 0, float(rng.normal()), None) for _ in range(64)]
+    config = Config(threads=threads, precision="float32", reward_clip=0.0, num_minibatches=1, epochs=1)
+    with closing(Compute(config)) as compute:
+        result = compute_gradients(net, Transitions(transitions), config, compute, False, 0.01)
+    with torch.no_grad():
+        values = net(torch.tensor(np.array([one.state for one in transitions])))[1].squeeze(1).numpy()
+    returns = np.array([one.reward for one in transitions])
+    expected = 1.0 - (returns - values).var() / returns.var()
+    assert explained_variance(result) == pytest.approx(expected, abs=1e-4) and abs(expected) > 0.01
+    constant = result._replace(squared_returns=result.returns.square())
+    assert math.isnan(explained_variance(constant))

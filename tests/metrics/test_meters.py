@@ -14,14 +14,16 @@ CLASSIC_TAGS = (
 def test_score_window_keeps_the_best_mean_of_a_full_window():
     scores = ScoreWindow()
     assert math.isnan(scores.mean) and math.isnan(scores.last_score) and scores.best_mean == -math.inf
-    scores.add([50.0] * (WINDOW - 1))
+    assert math.isnan(scores.metrics()["length_100"])
+    scores.add([50.0] * (WINDOW - 1), [7] * (WINDOW - 1))
     assert scores.mean == 50.0 and not scores.full and scores.best_mean == -math.inf  # 99 lucky episodes prove nothing
-    scores.add([50.0, -50.0])
+    scores.add([50.0, -50.0], [7, 207])
     assert scores.metrics() == {
         "episodes": WINDOW + 1,
         "reward": -50.0,
         "reward_100": 49.0,
         "best_reward_100": 50.0,
+        "length_100": 9.0,
     }
     scores.add([0.0] * WINDOW)
     assert (scores.mean, scores.best_mean) == (0.0, 50.0)
@@ -29,7 +31,7 @@ def test_score_window_keeps_the_best_mean_of_a_full_window():
 
 def test_score_window_continues_after_a_checkpoint():
     scores, again = ScoreWindow(), ScoreWindow()
-    scores.add(float(i) for i in range(WINDOW + 20))
+    scores.add((float(i) for i in range(WINDOW + 20)), range(WINDOW + 20))
     again.load_state_dict(scores.state_dict())
     for both in (scores, again):
         both.add([1000.0])
@@ -47,10 +49,11 @@ def test_stage_timer_reports_speed_and_shares_since_the_last_row(monkeypatch):
     timer = StageTimer()
     timer.start(seconds=50.0, env_steps=1000)
     timer.add({"env": 1.0, "act": 0.5, "learn": 0.5})
-    timer.add({"env": 1.0})
+    timer.add({"env": 1.0}, env_steps=400)
     now[0] += 4.0
     shares = {"share_env": 0.5, "share_act": 0.125, "share_learn": 0.125}
-    assert timer.metrics(1400) == {"seconds": 54.0, "speed": 100.0, **shares}
+    assert timer.metrics() == {"seconds": 54.0, "speed": 100.0, **shares}
     timer.begin_row(1400)
     now[0] += 1.0
-    assert timer.metrics(1450) == {"seconds": 55.0, "speed": 50.0, **dict.fromkeys(shares, 0.0)}
+    timer.add({}, env_steps=50)
+    assert timer.env_steps == 1450 and timer.metrics() == {"seconds": 55.0, "speed": 50.0, **dict.fromkeys(shares, 0.0)}
