@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The comparisons in results/, one line each; about.json in results/NAME names the commit and the processor.
+# The comparisons in results/; about.json in results/NAME names the commit and the processor.
 #
 #     bash results/commands.sh    # in a fresh clone, with a2c on the path: all of them, one after the other
 #
 # A line can also be run alone. One that was stopped continues when it is run again; runs that are finished are not
-# repeated. Then keep.py copies tables, picture, settings, episodes and metrics to results/NAME, and nothing else.
+# repeated. Then keep.py copies to results/NAME what results/README.md lists.
 # `make tables` writes the documents' tables from there. All runs come first, because files of git that have
 # changed would add a plus to the commit in about.json.
 set -e
@@ -22,7 +22,8 @@ for game in breakout qbert; do
     out=runs/results/$game
     rm -f "$out/latest.pt"
     a2c export "$out/atari/seed-0" "$out/latest.pt" --half
-    a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.json"
+    a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.tmp"
+    mv "$out/evaluation.tmp" "$out/evaluation.json"
     a2c record "$out" --out "$out/film.webp"
 done
 

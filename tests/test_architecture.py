@@ -202,7 +202,7 @@ def test_a_function_has_at_most_40_lines_of_code(path):
     assert not {name: lines for name, lines in long.items() if lines > 40}
 
 
-PUBLIC_CONTRACT = {"unpack_batch", "a2c_loss", "lambda_returns", "play"}  # what people call in notebooks
+PUBLIC_CONTRACT = {"unpack_batch", "a2c_loss", "lambda_returns", "evaluate", "play"}  # what people call in notebooks
 OTHERS = {"run_worker"}  # gets its arguments through a process, which takes no keywords
 
 

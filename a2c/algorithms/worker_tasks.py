@@ -37,24 +37,37 @@ class WorkerTask(NamedTuple):
         return make_envs(self.config, self.seeds, self.spec.fn)
 
 
+def worker_count(config: Config) -> int:
+    """Workers of a3c, or actors of ga3c; 0 for a2c, which has none."""
+    if config.algorithm == "a2c":
+        return 0
+    if config.algorithm == "a3c":
+        return config.workers or min(available_cores(), config.num_minibatches)
+    return min(config.num_envs, config.workers or 2 * available_cores())
+
+
+def worker_backend(config: Config) -> Backend:
+    """Where the environments of a worker run."""
+    return "native" if config.backend == "native" else "sync"
+
+
 def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     """Distribute the environments over the workers, those of a3c in whole batches.
 
     A batch has the size of a2c's (`Rollout.split`) on every machine, and there are as many per rollout. So a3c has at
     most `num_minibatches` workers. Each shuffles the decisions of its own environments.
     """
-    cores, batches, seeds = available_cores(), config.num_minibatches, run_seeds(config, env_steps)
-    backend: Backend = "native" if config.backend == "native" else "sync"
+    batches, seeds, workers = config.num_minibatches, run_seeds(config, env_steps), worker_count(config)
     if config.algorithm == "a3c":
         edges = split_edges(config.num_envs, batches)
-        dealt = np.array_split(np.arange(batches), config.workers or min(cores, batches))
+        dealt = np.array_split(np.arange(batches), workers)
         shares = [(seeds.envs[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
     else:  # actors of ga3c learn nothing: its trainer cuts the batches
-        dealt = np.array_split(seeds.envs, min(config.num_envs, config.workers or 2 * cores))
+        dealt = np.array_split(seeds.envs, workers)
         shares = [(own.tolist(), 1) for own in dealt]
     tasks, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]
     for number, (own, learned) in enumerate(shares):
-        mine = replace(config, backend=backend, threads=1, workers=0, cuda=False)
+        mine = replace(config, backend=worker_backend(config), threads=1, workers=0, cuda=False)
         mine = replace(mine, num_envs=len(own), num_minibatches=learned)
         tasks.append(WorkerTask(number, mine, spec, own, seeds.sampling(number)))
     return tasks

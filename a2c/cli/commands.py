@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
@@ -118,16 +119,26 @@ def _evaluate(options: Evaluate) -> int:
     )
     summary = evaluation.summary()
     if options.json:
-        print(json.dumps(summary, indent=2))
+        print(json.dumps(_finite(summary), indent=2, allow_nan=False))
         return 0
     episodes = f"{options.episodes} {'episode' if options.episodes == 1 else 'episodes'}"
     low, high = summary["interval"]
+    interval = f" (95 % interval {low:.2f} to {high:.2f})" if math.isfinite(high - low) else ""
     print(
-        f"{episodes} of {options.run_dir}, {summary['actions']} actions: mean {summary['mean']:.2f} "
-        f"(95 % interval {low:.2f} to {high:.2f}), standard deviation {summary['standard_deviation']:.2f}, "
+        f"{episodes} of {options.run_dir}, {summary['actions']} actions: mean {summary['mean']:.2f}{interval}, "
+        f"standard deviation {summary['standard_deviation']:.2f}, "
         f"min {format_number(summary['min'])}, max {format_number(summary['max'])}"
     )
     return 0
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None, which JSON has, for every NaN and infinity, which it has not."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _record(options: RecordVideo) -> int:

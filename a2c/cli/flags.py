@@ -8,11 +8,11 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from decimal import Decimal
+from fractions import Fraction
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -23,7 +23,9 @@ from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
 ALIASES = {"--lr": "--learning-rate"}
-INTEGERS = {"--" + field.name.replace("_", "-") for field in fields(Config) if "int" in str(field.type)}
+INTEGERS = {
+    name for kind in COMMANDS.values() for name, hint in get_type_hints(kind).items() if hint in (int, int | None)
+}
 HELP = "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command."
 
 
@@ -68,22 +70,27 @@ def _full_help(prog: str, args: Sequence[str], defaults: Config) -> list[str]:
 
 
 def spell_out(args: Sequence[str]) -> list[str]:
-    """`args` with short flags in full (`--lr`) and whole numbers that have an exponent (1e6) in digits."""
+    """`args` with short flags in full (`--lr`) and whole numbers such as 1e6 in digits."""
     words: list[str] = []
     for arg in args:
         flag, equals, value = arg.partition("=")
         flag = ALIASES.get(flag, flag)
         if equals:
-            words.append(f"{flag}={_in_digits(value) if flag in INTEGERS else value}")
+            words.append(f"{flag}={_in_digits(value) if _takes_integer(flag) else value}")
         else:
-            words.append(_in_digits(arg) if words and words[-1] in INTEGERS else flag)
+            words.append(_in_digits(arg) if words and _takes_integer(words[-1]) else flag)
     return words
 
 
+def _takes_integer(flag: str) -> bool:
+    return flag.startswith("--") and flag[2:].replace("-", "_") in INTEGERS
+
+
 def _in_digits(number: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+)?e\+?\d{1,2}", number, re.IGNORECASE) or Decimal(number) % 1:
+    if not re.fullmatch(r"(\d+\.?\d*|\.\d+)(e\+?\d{1,2})?", number, re.IGNORECASE):
         return number
-    return str(int(Decimal(number)))
+    exact = Fraction(number)
+    return str(exact) if exact.denominator == 1 else number
 
 
 def _with_full_id(config: Config) -> Config:

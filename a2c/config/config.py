@@ -83,7 +83,7 @@ class Config:
     gae_lambda: Annotated[float, Range(0.0, 1.0)] = 0.95
     """Lambda of the lambda-return; 1 gives the n-step return (0 to 1)."""
     learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.001
-    """Step size of the optimiser (per update)."""
+    """Step size of the optimiser; also --lr (per update)."""
     lr_final: Annotated[float, Range(0.0, 1.0)] = 0.15
     """Learning rate at the end of its linear schedule, and after it (share of learning_rate; 1 = constant)."""
     schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.4
@@ -165,7 +165,7 @@ class Config:
 
     @staticmethod
     def from_preset(name: str, **settings: Any) -> Config:
-        """The defaults, changed by the preset `name`, then by `settings`; ValueError for an unknown name or value."""
+        """The defaults, changed by the preset `name`, then by `settings`; ValueError for a bad name or value."""
         check_choice("preset", name, tuple(PRESETS))
         return Config(**{"preset": name, **PRESETS[name], **settings})
 

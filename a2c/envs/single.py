@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import multiprocessing
 import re
 from typing import Any, NamedTuple
@@ -28,13 +27,18 @@ def full_id(env_id: str) -> str:
 
 
 def short_names() -> dict[str, str]:
-    """Ids by short name: of each Atari game the one without frame skip, else the newest version of an environment."""
+    """Ids by short name: Atari games without frame skip and sticky actions, the newest version of each environment, and
+    as `ALE/...-v5` the games that have no other id. The first one counts.
+    """
+    newest = sorted(gym.registry.values(), key=lambda spec: -(spec.version or 0))
+    atari = [spec for spec in newest if is_atari(spec)]
     names: dict[str, str] = {}
-    for spec in sorted(gym.registry.values(), key=lambda spec: spec.version or 0):
-        if not is_atari(spec) and spec.namespace is None:
-            names[_plain(spec.name)] = spec.id
-        elif is_atari(spec) and spec.id.endswith(ATARI_SUFFIX):
-            names[_plain(spec.id.removesuffix(ATARI_SUFFIX))] = spec.id
+    for spec in (one for one in atari if one.id.endswith(ATARI_SUFFIX)):
+        names.setdefault(_plain(spec.id.removesuffix(ATARI_SUFFIX)), spec.id)
+    for spec in (one for one in newest if one.namespace is None and not is_atari(one)):
+        names.setdefault(_plain(spec.name), spec.id)
+    for spec in (one for one in atari if one.namespace == "ALE"):
+        names.setdefault(_plain(spec.name), spec.id)
     return names
 
 
@@ -47,8 +51,8 @@ def find_spec(env_id: str) -> EnvSpec:
     try:
         return gym.spec(full_id(env_id))
     except gym.error.Error as error:
-        short, known = difflib.get_close_matches(_plain(env_id), short_names(), n=3), tuple(gym.registry)
-        hint = f"did you mean {' or '.join(short)}?" if short else nearest(env_id, known)
+        known = short_names() if re.fullmatch("[a-z0-9 _-]+", env_id) else gym.registry
+        hint = nearest(env_id, tuple(known))
         raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {hint}") from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from a2c.config.config import Config
 from a2c.metrics.meters import WINDOW
@@ -27,24 +28,30 @@ class Panel:
     def __init__(self, config: Config, frames_per_step: int, run_dir: Path) -> None:
         self.config, self.frames_per_step, self.run_dir = config, frames_per_step, run_dir
         self.rows: deque[dict[str, float]] = deque(maxlen=TREND)
-        self.means: list[float] = []  # reward_100 of every row
+        self.means: list[tuple[float, float]] = []  # env_steps and reward_100 of every row
 
     def add(self, row: dict[str, float]) -> None:
         """Take in a row of METRICS."""
         self.rows.append(row)
-        self.means.append(row["reward_100"])
+        self.means.append((row["env_steps"], row["reward_100"]))
+
+    def rewind(self, env_steps: int) -> None:
+        """Drop what came after `env_steps`, which will be replayed."""
+        self.rows = deque((row for row in self.rows if row["env_steps"] <= env_steps), maxlen=TREND)
+        self.means = [(steps, mean) for steps, mean in self.means if steps <= env_steps]
 
     def render(self, env_steps: int, seconds: float, note: str = "") -> Table:
         """The panel after `env_steps` decisions in `seconds`, newer than the last row; `note`: one more line."""
         config, rows, grid = self.config, tuple(self.rows), Table.grid(padding=(0, 2))
         row = rows[-1] if rows else {}
         left = (config.total_env_steps - env_steps) / row["speed"] if row.get("speed") else math.nan
-        times = f"{format_duration(seconds)}   left {format_duration(left)}{self._time_to_target(rows)}"
+        times = f"{format_duration(seconds)}   left {format_duration(left)}"
         grid.add_row("steps", f"{env_steps:,} of {config.total_env_steps:,}")
-        grid.add_row("time", times)
+        to_target = self._seconds_to_target(rows)
+        grid.add_row("time", times + (f"   target in {format_duration(to_target)}" if to_target < left else ""))
         if row:
             grid.add_row("score", self._score(row))
-            grid.add_row("", sparkline(self.means))
+            grid.add_row("", sparkline([mean for _, mean in self.means]))
             length = f"   length {format_score(row['length_100'])}"
             grid.add_row("episodes", f"{row['episodes']:,}{length}   updates {row['updates']:,}")
             if "loss_total" in row:  # not before the first update
@@ -52,11 +59,10 @@ class Panel:
             speed = f"{row['speed']:,.0f} steps/s   {row['speed'] * self.frames_per_step:,.0f} frames/s"
             grid.add_row("speed", speed)
             grid.add_row("time in", "   ".join(f"{name} {row[key]:.0%}" for name, key in SHARES.items()))
-        grid.add_row("directory", str(self.run_dir))
+        grid.add_row("directory", Text(str(self.run_dir)))
         bar = ProgressBar(total=config.total_env_steps, completed=env_steps, width=WIDTH)
-        title = f"{config.env}  {config.backend} x {config.num_envs}  seed {config.seed}"
         panel = Table.grid()
-        for line in (title, bar, grid, note):
+        for line in (Text(f"{config.env}, {config.algorithm}, seed {config.seed}"), bar, grid, note):
             panel.add_row(line)
         return panel
 
@@ -64,19 +70,17 @@ class Panel:
         target = self.config.target_score
         goal = "" if target is None else f"   stops at {format_number(target)}"
         if row["episodes"] < WINDOW:
-            return f"mean {format_score(row['reward_100'])}   best: from {WINDOW} episodes on{goal}"
+            return f"mean {format_score(row['reward_100'])}   best: after {WINDOW} episodes{goal}"
         return f"mean {format_score(row['reward_100'])}   best {format_score(row['best_reward_100'])}{goal}"
 
-    def _time_to_target(self, rows: Sequence[dict[str, float]]) -> str:
-        """The time until the mean score is at the target, at the slope of the last rows; empty where it falls."""
+    def _seconds_to_target(self, rows: Sequence[dict[str, float]]) -> float:
+        """Seconds until the mean score is at the target, at the slope of the last rows; infinite where it is not."""
         target, rows = self.config.target_score, [row for row in rows if row["episodes"] >= WINDOW]
         if target is None or len(rows) < 3:
-            return ""
+            return math.inf
         seconds, means = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("seconds", "reward_100"))
-        slope = float(np.polyfit(seconds - seconds[-1], means, 1)[0]) if np.isfinite(means).all() else 0.0
-        if slope <= 0.0:
-            return ""
-        return f"   target in {format_duration(round((target - means[-1]) / slope))}"
+        gained = float(np.mean((seconds - seconds.mean()) * (means - means.mean())))  # the slope times the variance
+        return round((target - means[-1]) * seconds.var() / gained, 3) if gained > 0.0 else math.inf
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -25,16 +25,15 @@ def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path |
     episodes = read_episodes(run_dir)
     if len(episodes["score"]) == 0:
         return None
-    from matplotlib.figure import Figure  # slow to import, and not needed before the end of a run
+    from matplotlib.figure import Figure  # slow to import
 
     steps = episodes["env_steps"] / 1e6
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     every = slice(None, None, 1 + len(steps) // DOTS)
     axes.plot(steps[every], episodes["score"][every], ".", ms=3, alpha=0.35, color="tab:gray", label="one episode")
-    axes.plot(
-        steps, moving_mean(episodes["score"]), lw=2, color="tab:blue", label=f"mean of the last {WINDOW} episodes"
-    )
+    mean = moving_mean(episodes["score"])
+    axes.plot(steps[every], mean[every], lw=2, color="tab:blue", label=f"mean of the last {WINDOW} episodes")
     if target is not None:
         axes.axhline(target, ls="--", lw=1, color="tab:green", label=f"target {format_number(target)}")
     axes.set(xlabel="environment steps (million decisions)", ylabel="score (points of the game)", title=title)

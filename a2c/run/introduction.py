@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from importlib.util import find_spec as find_module
 from pathlib import Path
 
 from torch import nn
 
+from a2c.algorithms.worker_tasks import worker_backend, worker_count
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.atari import sticky_probability
 from a2c.envs.single import Spaces, find_spec
 from a2c.metrics.text import format_number
+
+HAS_BOARD = find_module("tensorboard") is not None
 
 
 def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Compute, run_dir: Path) -> list[str]:
@@ -21,11 +25,11 @@ def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Comput
     lines = {
         "run directory": str(run_dir),
         "environment": f"{config.env} ({_protocol(config, spaces)})",
-        "algorithm": f"{config.algorithm}: {_rollouts(config)}",
+        "algorithm": f"{config.algorithm}: {_workers(config)}{_rollouts(config)}",
         "network": f"{config.network}, {parameters:,} parameters",
         "device": f"{compute.device}, {precision}, {_count(compute.threads, 'thread')}",
         "length": _length(config),
-        "to watch": f"tensorboard --logdir {shlex.quote(str(run_dir))}",
+        "to watch": f"tensorboard --logdir {shlex.quote(str(run_dir))}" if HAS_BOARD else str(run_dir / "curve.png"),
     }
     return [f"{name:15}{text}" for name, text in lines.items()]
 
@@ -37,13 +41,20 @@ def _protocol(config: Config, spaces: Spaces) -> str:
         return f"observations {shape}"
     sticky = sticky_probability(config, find_spec(config.env))
     no_ops = f"1-{config.noop_max}" if config.noop_max else "0"
-    protocol = f"{shape}, frame skip {spaces.frames_per_step}, sticky {sticky:g}, no-ops {no_ops}"
+    protocol = f"{shape}, frame skip {spaces.frames_per_step}, sticky actions {sticky:g}, no-ops {no_ops}"
     return f"{protocol}, lost lives are terminal" if config.terminal_on_life_loss else protocol
+
+
+def _workers(config: Config) -> str:
+    if config.algorithm == "a2c":
+        return ""
+    return _count(worker_count(config), "worker" if config.algorithm == "a3c" else "actor") + ", "
 
 
 def _rollouts(config: Config) -> str:
     """How much is collected at a time, and how it is learned."""
-    environments = _count(config.num_envs, f"{config.backend} environment")
+    backend = config.backend if config.algorithm == "a2c" else worker_backend(config)
+    environments = _count(config.num_envs, f"{backend} environment")
     rollouts = f"{environments} x {_count(config.rollout_steps, 'step')}"
     if config.sliding_batch:
         return f"{rollouts}, windows in batches of {config.sliding_batch}"

@@ -23,7 +23,7 @@ from a2c.run.policies import PER_SESSION, drop_policies, keep_policy
 from a2c.run.run_dir import RunLock
 from a2c.run.stop import finish_reason
 
-CURVE_EVERY = 60.0  # seconds, at least, between two drawings of curve.png, which take one
+CURVE_EVERY = 60.0  # seconds, at least, between two drawings of curve.png
 DISK_RETRY = 5.0  # seconds between two attempts to save where the disk refused
 COLLAPSED = 0.05  # share of log A below which a policy's entropy is worth a warning
 MetricsFunction = Callable[[], dict[str, float]]  # called for a row that is due: it costs time
@@ -49,6 +49,7 @@ class RunOutputs:
         self.messages: set[str] = set()
         self.retry_at = 0.0  # when a disk that has refused is tried again
         self.drawn_at = time.perf_counter()  # when curve.png was drawn, or the run began
+        self.drawing = 0.0  # seconds that the last drawing took
 
     def starting(self) -> AbstractContextManager[object]:
         """A bar that moves on a terminal while the environments start."""
@@ -130,8 +131,6 @@ class RunOutputs:
         saved = self._attempt(write)
         if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY
-        elif name == LATEST and time.perf_counter() - self.drawn_at >= CURVE_EVERY:
-            self._draw_curve()
         return saved
 
     def keep_policy(self, state: dict[str, Any]) -> bool:
@@ -144,6 +143,7 @@ class RunOutputs:
         self._attempt(lambda: drop_policies(self.run_dir, env_steps))
         self.timer.begin_row(env_steps)
         self.row = {}
+        self.display.panel.rewind(env_steps)
 
     def finish(self, reason: str, learner_metrics: MetricsFunction) -> None:
         """Close the files, draw the learning curve, show the summary of a run that ended because of `reason`."""
@@ -160,11 +160,18 @@ class RunOutputs:
         finally:
             self.display.close()
 
+    def draw_curve_when_due(self) -> None:
+        """Draw curve.png, if that was long ago compared with the time that it takes."""
+        if time.perf_counter() - self.drawn_at >= max(CURVE_EVERY, 100 * self.drawing):
+            self._draw_curve()
+
     def _draw_curve(self) -> None:
+        began = time.perf_counter()
         title = f"{self.config.env}, seed {self.config.seed}"
         with suppress(ValueError, TypeError, KeyError):  # episodes.csv has been edited
             self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
         self.drawn_at = time.perf_counter()
+        self.drawing = self.drawn_at - began
 
     def _attempt(self, write: Callable[[], object]) -> bool:
         try:

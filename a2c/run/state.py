@@ -115,7 +115,8 @@ class RunState:
         """Write a policy file and a checkpoint when they are due, else copy the state into memory when that is due."""
         self.keep_policy(outputs)
         if self.env_steps - self.saved_at >= self.config.checkpoint_every and outputs.can_save:
-            self.save(outputs)
+            if self.save(outputs):
+                outputs.draw_curve_when_due()
         elif self.env_steps - self.in_memory["env_steps"] >= self.distance:
             self.capture()
 

@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
         return np.array([episode.score for episode in self.episodes], dtype=np.float64)
 
     def summary(self) -> dict[str, Any]:
-        """Protocol and results, ready for JSON; `interval` is the 95 % interval of the mean."""
+        """Protocol and results; `interval` is the 95 % interval of the mean, NaN for fewer than five episodes."""
         spec, scores = checked_spec(self.config), self.scores
         names = ("env", "noop_max", "max_episode_frames") if is_atari(spec) else ("env",)
         return {
@@ -45,19 +45,33 @@ class Evaluation(NamedTuple):
             "seed": self.config.seed,
             "env_steps": self.env_steps,
             "episodes": len(scores),
-            "mean": scores.mean(),
-            "interval": interval_of_mean(scores),
-            "standard_deviation": scores.std(),
-            "min": scores.min(),
-            "max": scores.max(),
+            "mean": float(scores.mean()),
+            "interval": list(interval_of_mean(scores)),
+            "standard_deviation": float(scores.std()),
+            "min": float(scores.min()),
+            "max": float(scores.max()),
             "scores": scores.tolist(),
             "lengths": [int(episode.length) for episode in self.episodes],
         }
 
 
-def evaluate(run_dir: str | Path, episodes: int = 30, **options: Any) -> np.ndarray:
-    """Scores `[episodes]` (float64, points) of whole episodes; arguments and errors are those of `play`."""
-    return play(run_dir, episodes, **options).scores
+def evaluate(
+    run_dir: str | Path,
+    episodes: int = 30,
+    *,
+    checkpoint: str = "latest.pt",
+    greedy: bool = False,
+    seed: int = 10_000,
+    cuda: bool = False,
+    threads: int = 0,
+) -> np.ndarray:
+    """Scores `[episodes]` (float64, points) of whole episodes played by the run's frozen policy.
+
+    Actions are sampled from the policy, as in training, or the most likely ones (`greedy`). `threads`: compute
+    threads, 0 for one per core. A lost life does not end an episode, rewards are not clipped. Raises what `play` does.
+    """
+    options = {"checkpoint": checkpoint, "greedy": greedy, "seed": seed, "cuda": cuda, "threads": threads}
+    return play(run_dir, episodes, **options).scores  # type: ignore[arg-type]
 
 
 def play(

@@ -34,9 +34,10 @@ REFUSED = [  # arguments, and what the line must contain
     (["--preset", "pong-fats"], ["preset", "'pong-fats'", "did you mean pong-fast"]),
     (["--sliding-batch", "32"], ["gae_lambda must be 1 when sliding_batch is set"]),
     (["--env", "PongNoFrameskp-v4"], ["env must be", "'PongNoFrameskp-v4'", "did you mean PongNoFrameskip-v4"]),
-    (["--env", "braekout"], ["env must be", "'braekout'", "did you mean breakout?"]),
+    (["--env", "ALE/Png-v5"], ["did you mean ALE/Pong-v5"]),
+    (["--env", "braekout"], ["env must be", "'braekout'", "did you mean breakout"]),
     (["--frame-size", "1e-1"], ["--frame-size", "1e-1"]),
-    (["--frame-size", "1e20"], ["frame_size must be at least 36 and at most 512"]),
+    (["--frame-size", "1e99"], ["frame_size must be at least 36 and at most 512"]),
     (["--env", "CartPole-v1", "--backend", "native"], ["backend must be async or sync for CartPole-v1"]),
     (["--env", "CartPole-v1", "--network", "atari"], ["network must be mlp", "got atari"]),
     (["--env", "MountainCarContinuous-v0"], ["env must have a discrete action space", "MountainCarContinuous-v0"]),
@@ -252,6 +253,8 @@ def test_parse_config_lets_a_flag_override_the_preset_in_any_order():
         ("Space-Invaders", "SpaceInvadersNoFrameskip-v4"),
         ("cartpole", "CartPole-v1"),
         ("lunarlander", "LunarLander-v3"),
+        ("donkey kong", "ALE/DonkeyKong-v5"),
+        ("blackjack", "Blackjack-v1"),
         ("ALE/Pong-v5", "ALE/Pong-v5"),
         ("Pong-v4", "Pong-v4"),
     ],
@@ -261,7 +264,7 @@ def test_env_may_be_a_short_name(short, full):
 
 
 def test_numbers_may_have_an_exponent_and_the_learning_rate_a_short_flag():
-    for args in (["--total-env-steps", "2.5e6", "--lr", "1e-3"], ["--total-env-steps=2.5e6", "--lr=1e-3"]):
+    for args in (["--total-env-steps", "2.5e6", "--lr", "1e-3"], ["--total_env_steps=2500000.0", "--lr=1e-3"]):
         config = parse_config(args)
         assert (config.total_env_steps, config.learning_rate) == (2_500_000, 0.001)
     assert parse_config(["--run-dir", "1e3"]).run_dir == Path("1e3")  # only numbers are changed

@@ -116,9 +116,8 @@ def test_display_moves_a_bar_while_environments_start_on_a_terminal_only(monkeyp
         with display.starting():
             time.sleep(0.3)
 
-    for kind, moves in (("xterm", True), ("dumb", False)):
-        display = {"progress": False} if not moves else {}
-        shown, _ = shown_on_a_terminal(monkeypatch, kind, lambda display: display.close() or act(display), **display)
+    for kind, progress, moves in (("xterm", True, True), ("xterm", False, False), ("dumb", True, False)):
+        shown, _ = shown_on_a_terminal(monkeypatch, kind, lambda one: one.close() or act(one), progress=progress)
         assert ("starting" in shown) == moves
 
 

@@ -1,8 +1,10 @@
 """The live panel: what it shows before and after 100 episodes, its sparkline, the time to the target."""
 
+import io
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from runs import row_of
@@ -12,13 +14,13 @@ from a2c.metrics.panel import BLOCKS, WIDTH, Panel, sparkline
 
 
 def text_of(panel, env_steps=5000, seconds=60.0, note=""):
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=100, record=True, file=io.StringIO())
     console.print(panel.render(env_steps, seconds, note))
     return console.export_text()
 
 
-def panel_of(*rows, **changes):
-    panel = Panel(Config(**{"target_score": 18.0, **changes}), 4, Path("runs/x"))
+def panel_of(*rows, run_dir="runs/x", **changes):
+    panel = Panel(Config(**{"target_score": 18.0, **changes}), 4, Path(run_dir))
     for row in rows:
         panel.add(row)
     return panel
@@ -33,7 +35,7 @@ def test_panel_before_the_first_row_shows_steps_time_and_directory():
 
 def test_panel_says_why_there_is_no_best_mean_before_100_episodes():
     row = row_of(1500, episodes=99, reward_100=-20.25, best_reward_100=-math.inf, speed=500.0)
-    assert "mean -20.2   best: from 100 episodes on   stops at 18" in text_of(panel_of(row))
+    assert "mean -20.2   best: after 100 episodes   stops at 18" in text_of(panel_of(row))
     row = row_of(1500, episodes=100, reward_100=-20.25, best_reward_100=-19.0, speed=500.0)
     assert "mean -20.2   best -19.0   stops at 18" in text_of(panel_of(row))
 
@@ -63,6 +65,26 @@ def test_panel_estimates_the_time_to_the_target_from_the_slope_of_the_mean():
     assert "target in" not in text_of(panel_of(*rows(1.0)[:2]))
     assert "target in" not in text_of(panel_of(*rows(1.0), target_score=None))
     assert "target in" not in text_of(panel_of(*(row | {"reward_100": math.nan} for row in rows(1.0))))
+
+
+@pytest.mark.parametrize("mean", [9.4, -20.9, -500.0])
+def test_panel_estimates_no_time_to_the_target_for_a_mean_that_stands_still(mean):
+    seconds = np.cumsum(np.random.default_rng(0).uniform(4.9, 5.1, 20))
+    rows = [row_of(1000, seconds=at, episodes=100, reward_100=mean, speed=100.0) for at in seconds]
+    assert "target in" not in text_of(panel_of(*rows))
+    assert "target in" not in text_of(
+        panel_of(*(row | {"seconds": 5.0, "reward_100": i} for i, row in enumerate(rows)))
+    )
+
+
+def test_panel_takes_a_directory_for_what_it_is():
+    assert "runs/x[/y] :smile: [red]" in text_of(panel_of(run_dir="runs/x[/y] :smile: [red]"))
+
+
+def test_panel_forgets_what_will_be_replayed():
+    panel = panel_of(*(row_of(steps, reward_100=float(steps)) for steps in (100, 200, 300)))
+    panel.rewind(200)
+    assert [row["env_steps"] for row in panel.rows] == [100, 200] and panel.means == [(100, 100.0), (200, 200.0)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The lines that a run prints before it starts."""
 
 from a2c.config.config import Config
+from a2c.run import introduction
 from a2c.run.trainer import Trainer
 
 
@@ -13,14 +14,14 @@ def shown(config):
 def test_introduction_of_an_atari_game_says_protocol_algorithm_network_device_and_length(tmp_path):
     config = Config.from_preset("pong-fast", threads=2, precision="float32", run_dir=tmp_path / "a run")
     lines = shown(config)
+    assert str(tmp_path / "a run") in lines.pop("to watch")
     assert lines == {
         "run directory": f"{tmp_path / 'a run'}",
-        "environment": "PongNoFrameskip-v4 (4x42x42, frame skip 4, sticky 0, no-ops 1-30)",
+        "environment": "PongNoFrameskip-v4 (4x42x42, frame skip 4, sticky actions 0, no-ops 1-30)",
         "algorithm": "a2c: 32 native environments x 64 steps, 12 minibatches, 3 epochs",
         "network": "small, 674,871 parameters",
         "device": "cpu, float32, 2 threads",
         "length": "1,000,000 decisions, or until the mean of 100 episodes is 18",
-        "to watch": f"tensorboard --logdir '{tmp_path / 'a run'}'",
     }
 
 
@@ -28,7 +29,7 @@ def test_introduction_names_what_a_game_has_beyond_the_defaults(tmp_path):
     changes = {"env": "ALE/Breakout-v5", "noop_max": 0, "num_minibatches": 1, "epochs": 1}
     config = Config.from_preset("atari", **changes, run_dir=tmp_path / "run")
     lines = shown(config)
-    assert lines["environment"].endswith("frame skip 4, sticky 0.25, no-ops 0, lost lives are terminal)")
+    assert lines["environment"].endswith("frame skip 4, sticky actions 0.25, no-ops 0, lost lives are terminal)")
     assert lines["algorithm"].endswith("x 64 steps, 1 minibatch, 1 epoch")
     assert lines["length"] == "10,000,000 decisions"
 
@@ -39,3 +40,19 @@ def test_introduction_of_another_environment_and_of_sliding_windows(tmp_path):
     assert shown(config)["algorithm"].startswith("a2c: 1 sync environment x 32 steps, ")
     book = Config.from_preset("book", env="CartPole-v1", backend="sync", run_dir=tmp_path / "run")
     assert shown(book)["algorithm"] == "a2c: 50 sync environments x 4 steps, windows in batches of 32"
+
+
+def test_introduction_of_a3c_and_ga3c_counts_who_plays_and_says_where_environments_run(tmp_path):
+    settings = {"env": "CartPole-v1", "num_envs": 8, "num_minibatches": 4, "run_dir": tmp_path / "run"}
+    a3c = shown(Config(algorithm="a3c", workers=2, **settings))["algorithm"]
+    assert a3c.startswith("a3c: 2 workers, 8 sync environments x 32 steps")
+    ga3c = shown(Config(algorithm="ga3c", workers=1, **settings))["algorithm"]
+    assert ga3c.startswith("ga3c: 1 actor, 8 sync environments x 32 steps")
+
+
+def test_introduction_names_tensorboard_only_where_it_is_installed(tmp_path, monkeypatch):
+    config = Config.from_preset("cartpole", run_dir=tmp_path / "run")
+    monkeypatch.setattr(introduction, "HAS_BOARD", False)
+    assert shown(config)["to watch"] == f"{tmp_path / 'run' / 'curve.png'}"
+    monkeypatch.setattr(introduction, "HAS_BOARD", True)
+    assert shown(config)["to watch"] == f"tensorboard --logdir {tmp_path / 'run'}"

@@ -230,7 +230,7 @@ def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
 def test_curve_is_drawn_at_checkpoints_but_not_at_every_one(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(outputs, "draw_curve", lambda run_dir, title, target: drawn.append(title))
-    for every, times in ((3600.0, 1), (0.0, 8)):  # the run begins and ends with a checkpoint, five are in between
+    for every, times in ((3600.0, 1), (0.0, 7)):  # the run begins with a checkpoint, five are within it
         drawn.clear()
         monkeypatch.setattr(outputs, "CURVE_EVERY", every)
         assert Trainer(tiny(tmp_path / str(every), checkpoint_every=80)).run() == 0

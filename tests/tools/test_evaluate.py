@@ -1,6 +1,7 @@
 """`evaluate` and `record` of runs that cannot be used: one line, the right exit code, no file or process left over."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -334,3 +335,16 @@ def test_ctrl_c_ends_an_evaluation_whose_environment_hangs(good):
         capture_output=True,
     )
     assert done.returncode == 130, done
+
+
+def test_json_of_scores_that_are_not_finite_and_of_few_episodes_is_valid(good, capsys, monkeypatch):
+    def strange(env, action):
+        return np.full(2, 0.5, np.float32), math.nan, True, False, {}
+
+    monkeypatch.setattr(Fragile, "step", strange)
+    assert cli.main(["evaluate", str(good), "--episodes", "2", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert summary["scores"] == [None, None] and summary["mean"] is None and summary["interval"] == [None, None]
+    monkeypatch.setattr(Fragile, "step", lambda env, action: (np.zeros(2, np.float32), 1.0, True, False, {}))
+    assert cli.main(["evaluate", str(good), "--episodes", "4"]) == 0
+    assert "mean 1.00, standard deviation 0.00" in capsys.readouterr().out  # no interval
