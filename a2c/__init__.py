@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from a2c.returns import lambda_returns as lambda_returns
     from a2c.rollout import Rollout as Rollout
     from a2c.run.trainer import Trainer as Trainer
+    from a2c.tools.agent import load as load
     from a2c.tools.evaluate import evaluate as evaluate
 
 __version__ = "0.4.0"
@@ -35,6 +36,7 @@ _MODULES = {
     "a2c_loss": "losses",
     "evaluate": "tools.evaluate",
     "lambda_returns": "returns",
+    "load": "tools.agent",
     "make_envs": "envs.make",
     "unpack_batch": "batch",
 }

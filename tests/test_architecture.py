@@ -25,7 +25,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "metrics": ("text", "meters", "files", "logger", "panel", "console", "results", "plots"),
     "run": ("run_dir", "checkpoint", "policies", "introduction", "stop", "outputs", "state", "recovery", "trainer"),
     "tools": (
-        *("load", "evaluate", "record_video", "export"),
+        *("load", "agent", "evaluate", "record_video", "export"),
         *("about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),

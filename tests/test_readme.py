@@ -104,3 +104,14 @@ def test_documents_name_only_files_and_attributes_that_exist(path):
         assert re.search(rf"\b{name}\b", source.read_text(encoding="utf-8")), f"{name} in {file}"
     for name in re.findall(r"`(a2c(?:\.\w+)+)(?:\(.*?\))?`", text):
         assert pkgutil.resolve_name(name), name
+
+
+def test_every_metric_is_explained():
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    cells = {
+        name
+        for line in text.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert cells == set(METRICS)

@@ -146,7 +146,8 @@ def _record(options: RecordVideo) -> int:
     from a2c.metrics.text import format_number
     from a2c.tools.record_video import record_video
 
-    out = options.out or options.run_dir / "episode.mp4"
+    folder = options.run_dir.parent if options.run_dir.is_file() else options.run_dir
+    out = options.out or folder / "episode.mp4"
     video = record_video(options.run_dir, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     what = "one episode" if video.ended else "the beginning of an episode"
     print(f"{out}: {what} of {options.run_dir}, score {format_number(video.score)}, {video.length:,} decisions")

@@ -16,7 +16,7 @@ class Evaluate:
     """Run a trained policy, without learning, and print its true scores."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
-    """Run directory (path)."""
+    """Run directory, or a checkpoint or policy file (path)."""
     episodes: int = 30
     """Number of episodes (count)."""
     checkpoint: str = "latest.pt"
@@ -36,9 +36,9 @@ class RecordVideo:
     """Record a video of one episode of a trained policy, one picture per decision, in real time."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
-    """Run directory (path)."""
+    """Run directory, or a checkpoint or policy file (path)."""
     out: Path | None = None
-    """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in the run directory)."""
+    """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in that directory)."""
     checkpoint: str = "latest.pt"
     """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     greedy: bool = False
@@ -52,7 +52,7 @@ class Export:
     """Write the policy of a run to one small file, which can be evaluated and recorded but not resumed."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
-    """Run directory (path)."""
+    """Run directory, or a checkpoint (path)."""
     out: Annotated[Path, tyro.conf.Positional]
     """New file to write, .pt (path)."""
     checkpoint: str = "latest.pt"

@@ -35,7 +35,7 @@ class Config:
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
-    """Gymnasium id of an environment with a discrete action space, or a short name such as pong."""
+    """Gymnasium id of the environment, or a short name such as pong (any with a discrete action space)."""
     backend: Backend = "async"
     """async: a process per environment (a3c, ga3c: as sync); native: ale-py's C++ threads; sync: a plain loop."""
     num_envs: Annotated[int, Range(1, 10_000)] = 50

@@ -49,6 +49,15 @@ METRICS = {
     "share_act": "share of wall time in which the policy acts (0 to 1)",
     "share_learn": "share of wall time in which the network learns (0 to 1)",
 }
+GROUPS = {  # of TensorBoard's tags, such as loss/loss_value
+    "score": ("reward", "reward_100", "best_reward_100", "length_100", "episodes"),
+    "loss": ("loss_policy", "loss_value", "loss_entropy", "loss_total"),
+    "value": ("values", "batch_rewards", "advantage", "explained_variance"),
+    "policy": ("entropy", "ratio", "approx_kl", "policy_lag"),
+    "update": ("updates", "learning_rate", "grad_l2", "grad_max", "grad_var"),
+    "time": ("seconds", "speed", "share_env", "share_act", "share_learn"),
+}
+TAGS = {name: f"{group}/{name}" for group, names in GROUPS.items() for name in names}
 SCORES = ("reward", "reward_100", "best_reward_100")  # written exactly, however large
 
 
@@ -75,7 +84,7 @@ class RunLogger:
     def metrics(self, row: dict[str, float]) -> None:
         """Write one row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
         self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
-        points = {name: value for name, value in row.items() if name != "env_steps"}
+        points = {TAGS[name]: value for name, value in row.items() if name != "env_steps"}
         if self._board is None:
             self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
         self._board.add(int(row["env_steps"]), time.time(), points)

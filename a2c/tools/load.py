@@ -14,7 +14,7 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import probe_spaces
 from a2c.processes.errors import raising_worker_error
-from a2c.run.checkpoint import CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
+from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
 
 
 def load_policy(
@@ -23,9 +23,14 @@ def load_policy(
     """Config, network (in evaluation mode) and checkpoint of a run.
 
     `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run directory, or the path of a file elsewhere.
+    `run_dir` may also be a checkpoint itself.
     Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown
     here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
     """
+    if Path(run_dir).is_file():
+        if checkpoint != LATEST:
+            raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")
+        run_dir, checkpoint = Path(run_dir).parent, Path(run_dir).name
     path = Path(run_dir) / checkpoint
     if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
         path = Path(checkpoint)

@@ -101,6 +101,7 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
     [
         (["evaluate", "no/such/run"], ["checkpoint must be a file", "no/such/run"]),
         (["evaluate"], ["PATH"]),
+        (["evaluate", __file__, "--checkpoint", "best.pt"], ["checkpoint must be left out where run_dir is a file"]),
         (["evaluate", ".", "--episodes", "0"], ["episodes must be at least 1", "got 0"]),
         (["evaluate", ".", "--episodes", "x"], ["--episodes", "'x'"]),
         (["evaluate", ".", "--seed", "-1"], ["seed must be at least 0", "got -1"]),

@@ -50,12 +50,20 @@ envs.close()
 """
 
 
+def test_a_config_may_hold_a_short_name():
+    assert find_spec("Breakout").id == "BreakoutNoFrameskip-v4"
+    envs = make_envs(Config(env="cart-pole", backend="sync", num_envs=2))
+    assert envs.reset()[0].shape == (2, 4)
+    envs.close()
+
+
 def test_make_envs_names_the_nearest_ids_for_an_unknown_one_and_starts_no_process():
     before = psutil.Process().children(recursive=True)
     for bad, near in (
         ("PongNoFrameskp-v4", "PongNoFrameskip-v4"),
         ("CartPol-v1", "CartPole-v1"),
-        ("Breakout", "Breakout-v0"),
+        ("braekout", "breakout"),
+        ("ALE/Png-v5", "ALE/Pong-v5"),
     ):
         with pytest.raises(ValueError, match=f"^env must be a registered Gymnasium id, got '{bad}'.*{near}"):
             make_envs(Config(env=bad, num_envs=2))

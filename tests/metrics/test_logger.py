@@ -16,7 +16,7 @@ from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.learner import describe_update, explained_variance
-from a2c.metrics.logger import METRICS, SCORES, EventFile, RunLogger
+from a2c.metrics.logger import METRICS, SCORES, TAGS, EventFile, RunLogger
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
 from a2c.metrics.text import format_number
@@ -45,8 +45,8 @@ def test_run_logger_writes_a_row_to_the_csv_file_and_to_tensorboard(tmp_path):
     assert row["env_steps"] == "64" and float(row["speed"]) == pytest.approx(123456.789, rel=1e-5)
     assert row["reward_100"] == ""
     logged = events(tmp_path)
-    assert logged["speed", 64] == pytest.approx(123456.789)
-    assert {tag for tag, _ in logged} == set(METRICS) - {"env_steps", "reward_100"}  # NaN draws no point
+    assert logged["time/speed", 64] == pytest.approx(123456.789)
+    assert {tag for tag, _ in logged} == set(TAGS.values()) - {"score/reward_100"}  # NaN draws no point
 
 
 def test_run_logger_writes_a_row_per_finished_episode(tmp_path):

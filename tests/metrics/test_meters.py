@@ -2,7 +2,7 @@
 
 import math
 
-from a2c.metrics.logger import METRICS
+from a2c.metrics.logger import METRICS, TAGS
 from a2c.metrics.meters import WINDOW, ScoreWindow, StageTimer
 
 CLASSIC_TAGS = (
@@ -41,6 +41,7 @@ def test_score_window_continues_after_a_checkpoint():
 def test_metrics_hold_the_classic_tags_and_describe_each():
     assert set(CLASSIC_TAGS) <= set(METRICS)
     assert all(len(text) > 15 for text in METRICS.values())
+    assert set(TAGS) == set(METRICS) - {"env_steps"} and TAGS["loss_value"] == "loss/loss_value"
 
 
 def test_stage_timer_reports_speed_and_shares_since_the_last_row(monkeypatch):

@@ -167,7 +167,10 @@ def test_evaluate_prints_protocol_and_every_score_as_json(run_dir, capsys):
     assert cli.main(["evaluate", str(run_dir), "--episodes", "13", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     scores, (low, high) = summary["scores"], summary["interval"]
-    assert scores == a2c.evaluate(run_dir, 13).tolist() and len(summary["lengths"]) == 13
+    assert (
+        scores == a2c.evaluate(run_dir, 13).tolist() == a2c.evaluate(run_dir / "latest.pt", 13).tolist()
+        and len(summary["lengths"]) == 13
+    )
     assert summary["mean"] == pytest.approx(sum(scores) / 13) and low <= summary["mean"] <= high
     assert (summary["min"], summary["max"], summary["episodes"]) == (min(scores), max(scores), 13)
     assert (summary["actions"], summary["seed"]) == ("sampled", 10_000)

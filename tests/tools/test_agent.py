@@ -1,0 +1,55 @@
+"""`a2c.load`: a trained policy that acts for one observation or a batch, and keeps its recurrent state."""
+
+import numpy as np
+import pytest
+import torch
+from runs import tiny
+
+import a2c
+from a2c.policy import initial_state, step
+
+
+@pytest.fixture(scope="module", params=["mlp", "lstm"])
+def run_dir(request, tmp_path_factory):
+    """A finished run of 160 decisions of CartPole."""
+    run_dir = tmp_path_factory.mktemp("runs") / request.param
+    assert a2c.Trainer(tiny(run_dir, network=request.param, total_env_steps=160)).run() == 0
+    return run_dir
+
+
+def test_agent_plays_an_environment_made_for_it(run_dir):
+    agent = a2c.load(run_dir)
+    env = agent.make_env(seed=3)
+    obs, _ = env.reset(seed=3)
+    for decisions in range(1, 501):
+        action = agent.act(obs, starts=decisions == 1)
+        assert isinstance(action, int) and env.action_space.contains(action)
+        obs, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            break
+    assert terminated and decisions < 200
+    env.close()
+
+
+def test_agent_keeps_a_recurrent_state_per_environment_until_an_episode_starts(run_dir):
+    agent, observations = a2c.load(run_dir, greedy=True), np.random.default_rng(0).normal(size=(6, 5, 4))
+    state = initial_state(agent.net, 5)
+    for number, obs in enumerate(observations.astype(np.float32) * 10):
+        starts = np.array([number == 3] * 2 + [False] * 3)
+        with torch.no_grad():
+            logits, _, state = step(agent.net, torch.from_numpy(obs), state, torch.from_numpy(starts))
+        actions = agent.act(obs, starts)
+        assert actions.dtype == np.int64 and actions.tolist() == logits.argmax(dim=1).tolist()
+    assert agent.act(obs[0]) == a2c.load(run_dir, greedy=True).act(obs[0], starts=True)  # another number: new episodes
+
+
+def test_agent_samples_by_its_seed(run_dir):
+    obs = np.zeros((200, 4), np.float32)
+    first, again, other = (a2c.load(run_dir, seed=seed).act(obs) for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist() != other.tolist() and set(first.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (0, 4), (2, 2, 4), ()])
+def test_agent_refuses_observations_of_another_shape(run_dir, shape):
+    with pytest.raises(ValueError, match=r"obs must have shape \[4\], or \[N, \.\.\.\] of them, got"):
+        a2c.load(run_dir).act(np.zeros(shape, np.float32))
