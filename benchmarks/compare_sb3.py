@@ -42,7 +42,7 @@ from common import check_windows, make_console, tree_memory
 from rich.table import Table
 
 from a2c.cli.flags import parse_config
-from a2c.tools.about import machine_facts
+from a2c.run.about import machine_facts
 
 START_TIMEOUT = 900.0  # seconds: 50 workers that each import torch need most of a minute on two idle cores
 HELP = "Training speed against Stable-Baselines3. Every flag of train.py works too, for ours: --network nature ..."

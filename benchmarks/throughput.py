@@ -46,8 +46,8 @@ from a2c.envs.make import make_envs, make_groups
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.policy import Policy
 from a2c.rollout import Rollout
+from a2c.run.about import machine_facts
 from a2c.run.trainer import Trainer
-from a2c.tools.about import machine_facts
 
 HELP = "Speed of training, stage by stage and as a whole. Every flag of train.py works too: --preset, --backend ..."
 STEPS = 20  # decisions per environment in one call of a stage that runs alone

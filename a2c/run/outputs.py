@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
+from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.metrics.console import Display
@@ -18,6 +19,7 @@ from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.metrics.panel import Panel
 from a2c.metrics.plots import draw_curve
 from a2c.processes.signals import StopRequest
+from a2c.run.about import run_facts, write_about
 from a2c.run.checkpoint import LATEST, save_checkpoint
 from a2c.run.policies import PER_SESSION, drop_policies, keep_policy
 from a2c.run.run_dir import RunLock
@@ -68,6 +70,15 @@ class RunOutputs:
             episodes = "its episodes continue" if episodes_continue else "every environment starts a new episode"
             self.message(f"resumed at {env_steps:,} env_steps; {episodes}")
             self._note_changes(resumed, env_steps)
+
+    def write_about(self, compute: Compute) -> None:
+        """Write about.json, what the run depends on besides its settings; a damaged one is replaced."""
+        path, facts = self.run_dir / "about.json", run_facts(compute)
+        try:
+            self._attempt(lambda: write_about(path, facts))
+        except ValueError:
+            self._attempt(path.unlink)
+            self._attempt(lambda: write_about(path, facts))
 
     def message(self, text: str, once: bool = False) -> None:
         """Show one line; `once`: only the first time in this run."""

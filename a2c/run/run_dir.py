@@ -15,8 +15,8 @@ from a2c.config.config import Config
 from a2c.metrics.files import BLOCK, TEMPORARY, open_regular
 
 LOCK = "lock"
-FILES = ("config.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
-STARTED = FILES[:3]  # what a start writes before its first checkpoint
+FILES = ("config.json", "about.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
+STARTED = FILES[:4]  # what a start writes before its first checkpoint
 POLICIES = "policies"  # directory of the policy files that a run keeps
 GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard", POLICIES)  # written in place, so none may be a link
 LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed

@@ -79,6 +79,7 @@ class Trainer:
                 with self.outputs.starting():
                     self.start()
                 self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_continue)
+                self.outputs.write_about(self.compute)
                 if self.wants_gpu and self.compute.device.type != "cuda":
                     self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
                 self._train()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from a2c.run.about import comparison_facts, write_about
 from a2c.run.run_dir import RunLock
-from a2c.tools.about import comparison_facts, write_about
 from a2c.tools.compare_plot import draw
 from a2c.tools.jobs import Jobs, last_line
 from a2c.tools.runs import Run, check_runs, resolved

@@ -31,6 +31,7 @@ def test_trainer_writes_every_file(run_dir):
     names = {path.name for path in run_dir.iterdir()}
     assert names == {
         "config.json",
+        "about.json",
         "metrics.csv",
         "episodes.csv",
         "tensorboard",

@@ -18,10 +18,10 @@ from a2c.cli import commands as cli
 from a2c.cli.flags import parse_command
 from a2c.cli.grid import make_runs
 from a2c.config.config import Config
+from a2c.run import about
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.policies import kept_policies
 from a2c.run.run_dir import RunLock
-from a2c.tools import about
 from a2c.tools.compare import compare
 from a2c.tools.evaluate import evaluate
 from a2c.tools.runs import FREE, Run

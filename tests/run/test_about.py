@@ -2,11 +2,17 @@
 
 import json
 import subprocess
+from contextlib import closing
 
 import pytest
+from runs import tiny
 
-from a2c.tools import about
-from a2c.tools.about import comparison_facts, machine_facts, write_about
+from a2c.cli.flags import parse_config
+from a2c.compute.compute import Compute
+from a2c.config.config import Config
+from a2c.run import about
+from a2c.run.about import comparison_facts, machine_facts, run_facts, write_about
+from a2c.run.trainer import Trainer
 
 
 @pytest.fixture
@@ -61,3 +67,33 @@ def test_a_damaged_file_is_refused_rather_than_overwritten(text, tmp_path):
     with pytest.raises(ValueError, match=r"about\.json must be a JSON object"):
         write_about(tmp_path / "about.json", {"commit": "a"})
     assert (tmp_path / "about.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/x/bin/a2c", "train", "--run-dir", "a b"], "a2c train --run-dir 'a b'"),
+        (["train.py", "--lr", "1e-3"], "train.py --lr 1e-3"),
+        (["-c", "train"], "a2c train"),
+        (["/x/a2c/__main__.py", "train"], "python -m a2c train"),
+    ],
+)
+def test_a_run_names_its_command_and_what_its_settings_stand_for(argv, command, monkeypatch):
+    monkeypatch.setattr("sys.argv", argv)
+    with closing(Compute(Config(threads=3, precision="float32"))) as compute:
+        facts = run_facts(compute)
+    assert (facts["command"], facts["device"], facts["precision"], facts["threads"]) == (command, "cpu", "float32", 3)
+    assert {"commit", "processor", "torch"} <= set(facts)
+
+
+def test_a_resumed_run_keeps_what_was_true_before_and_replaces_a_damaged_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["a2c", "first"])
+    assert Trainer(tiny(tmp_path / "run", stop_after=80)).run() == 0
+    monkeypatch.setattr("sys.argv", ["a2c", "second"])
+    resumed = parse_config(["--resume", str(tmp_path / "run"), "--no-progress", "--stop-after", "160"])
+    assert Trainer(resumed).run() == 0
+    path = tmp_path / "run" / "about.json"
+    assert json.loads(path.read_text())["command"] == ["a2c first", "a2c second"]
+    path.write_text("[1")
+    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"])).run() == 0
+    assert json.loads(path.read_text())["command"] == "a2c second"

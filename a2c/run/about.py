@@ -1,10 +1,12 @@
-"""What a result depends on: commit, processor, versions. A comparison keeps it in about.json."""
+"""What a result depends on: command, commit, processor, versions. Runs and comparisons keep it in about.json."""
 
 from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -14,10 +16,11 @@ from typing import Any
 import torch
 
 from a2c import __version__
-from a2c.compute.compute import resolve_precision
+from a2c.compute.compute import Compute, resolve_precision
 from a2c.metrics.files import read_small, write_atomically
 from a2c.processes.start import available_cores
 
+COMMANDS = {"-c": "a2c", "__main__.py": "python -m a2c"}  # what the first word of a command line stands for
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 
 
@@ -63,16 +66,31 @@ def _commit() -> str | None:
 
 def comparison_facts(command: str, jobs: int) -> dict[str, Any]:
     """What the runs of a comparison depend on, with the command line that made them."""
+    return _facts(command, {"jobs": jobs})
+
+
+def run_facts(compute: Compute) -> dict[str, Any]:
+    """What a run depends on besides its settings: the command line of this process, and what `auto` and 0 stand for."""
+    name = Path(sys.argv[0]).name
+    command = shlex.join([*COMMANDS.get(name, name).split(), *sys.argv[1:]])
+    precision = str(compute.precision).removeprefix("torch.")
+    return _facts(command, {"device": str(compute.device), "precision": precision, "threads": compute.threads})
+
+
+def _facts(command: str, more: Mapping[str, Any]) -> dict[str, Any]:
     facts = machine_facts()
     instructions = facts["instructions"].replace(" with bfloat16", "-BF16")
     facts["processor"] = f"{facts['processor']} ({instructions})"
     names = ("processor", "cores", "gpu", "python", "torch", "numpy", "gymnasium", "ale-py")
     kept = {name: facts[name] for name in names}
-    return {"command": command, "commit": facts["commit"], "a2c": __version__, "jobs": jobs, **kept}
+    return {"command": command, "commit": facts["commit"], "a2c": __version__, **more, **kept}
 
 
 def write_about(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write `facts` as JSON. A fact that has changed since `path` was written becomes a list of its values in turn."""
+    """Write `facts` as JSON. A fact that has changed since `path` was written becomes a list of its values in turn.
+
+    Raises ValueError where the file is damaged, OSError where the disk refuses.
+    """
     try:
         before: dict[str, Any] = dict(json.loads(read_small(path)))
     except FileNotFoundError:
