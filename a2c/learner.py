@@ -213,7 +213,7 @@ def explained_variance(result: Gradients) -> float:
         float, (result.returns, result.squared_returns, result.loss.value, result.loss.advantage)
     )
     variance = squared - returns**2
-    return 1.0 - (error - bias**2) / variance if variance > 0.0 else math.nan
+    return 1.0 - (error - bias**2) / variance if variance > 1e-5 * squared else math.nan  # else it is rounding
 
 
 def check_finite(network: dict[str, Tensor]) -> None:

@@ -30,6 +30,10 @@ class Policy:
         self.generator = torch.Generator(device).manual_seed(seed)
         self.rnn_state = initial_state(net, num_envs, device)
 
+    def begin(self, num_envs: int) -> None:
+        """Begin new episodes in `num_envs` environments."""
+        self.rnn_state = initial_state(self.net, num_envs, self.rnn_state.device)
+
     @torch.no_grad()
     def act(self, obs: Tensor, starts: Tensor) -> Decision:
         """Decide for `obs [N, ...]`; `starts [N]`: the observation begins an episode.

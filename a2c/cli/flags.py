@@ -87,7 +87,7 @@ def _takes_integer(flag: str) -> bool:
 
 
 def _in_digits(number: str) -> str:
-    if not re.fullmatch(r"(\d+\.?\d*|\.\d+)(e\+?\d{1,2})?", number, re.IGNORECASE):
+    if not re.fullmatch(r"(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e\+?\d{1,2})?", number, re.IGNORECASE):
         return number
     exact = Fraction(number)
     return str(exact) if exact.denominator == 1 else number

@@ -51,7 +51,7 @@ def find_spec(env_id: str) -> EnvSpec:
     try:
         return gym.spec(full_id(env_id))
     except gym.error.Error as error:
-        known = short_names() if re.fullmatch("[a-z0-9 _-]+", env_id) else gym.registry
+        known = short_names() if re.fullmatch("[A-Za-z _-]+", env_id) else gym.registry
         hint = nearest(env_id, tuple(known))
         raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {hint}") from error
 

@@ -33,10 +33,10 @@ class QuietConsole(Console):
 
 
 class QuietLive(Live):
-    """A live display whose thread ignores errors of its output."""
+    """A live display that no error ends, of its output or of what it draws: a run goes on without it."""
 
     def refresh(self) -> None:
-        with suppress(OSError):
+        with suppress(Exception):
             super().refresh()
 
 

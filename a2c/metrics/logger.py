@@ -38,7 +38,7 @@ METRICS = {
     "loss_total": "loss_policy + value_coef * loss_value + loss_entropy",
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
     "ratio": "mean importance ratio of the last batch, clipped at 1",
-    "approx_kl": "estimated divergence of the last batch's policy from the one that acted (nats)",
+    "approx_kl": "estimate of KL(policy that acted, policy now) on the last batch (nats)",
     "explained_variance": "share of the variance of the last batch's returns that the value head explains (up to 1)",
     "policy_lag": "updates between acting and learning, mean over the last rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",

@@ -76,11 +76,12 @@ class Panel:
     def _seconds_to_target(self, rows: Sequence[dict[str, float]]) -> float:
         """Seconds until the mean score is at the target, at the slope of the last rows; infinite where it is not."""
         target, rows = self.config.target_score, [row for row in rows if row["episodes"] >= WINDOW]
-        if target is None or len(rows) < 3:
+        if target is None or len(rows) < 3 or not all(math.isfinite(row["reward_100"]) for row in rows):
             return math.inf
         seconds, means = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("seconds", "reward_100"))
         gained = float(np.mean((seconds - seconds.mean()) * (means - means.mean())))  # the slope times the variance
-        return round((target - means[-1]) * seconds.var() / gained, 3) if gained > 0.0 else math.inf
+        rises = gained > 0.0 and target > means[-1]
+        return round((target - means[-1]) * seconds.var() / gained, 3) if rises else math.inf
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -20,12 +21,14 @@ from a2c.compute.compute import Compute, resolve_precision
 from a2c.metrics.files import read_small, write_atomically
 from a2c.processes.start import available_cores
 
-COMMANDS = {"-c": "a2c", "__main__.py": "python -m a2c"}  # what the first word of a command line stands for
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 
 
-def machine_facts() -> dict[str, Any]:
-    """What a figure depends on: processor, instruction set that torch uses, cores, GPU, versions, commit."""
+def machine_facts(gpu: bool = True) -> dict[str, Any]:
+    """What a figure depends on: processor, instruction set that torch uses, cores, GPU, versions, commit.
+
+    `gpu`: ask for its name, where there is one, which starts CUDA in this process.
+    """
     processor = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):  # Linux only, and not on every architecture
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -34,7 +37,7 @@ def machine_facts() -> dict[str, Any]:
         "processor": processor,
         "instructions": _instructions(),
         "cores": available_cores(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name() if gpu and torch.cuda.is_available() else None,
         "system": platform.platform(),
         "python": platform.python_version(),
     }
@@ -55,12 +58,14 @@ def _commit() -> str | None:
     here = Path(__file__).parent
 
     def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # leave the index to the user's own git
+        done = subprocess.run(["git", *args], cwd=here, env=environ, capture_output=True, timeout=10, check=True)
+        return done.stdout.decode().strip()
 
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)  # a package in .venv is none of the files around it
         return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -71,28 +76,32 @@ def comparison_facts(command: str, jobs: int) -> dict[str, Any]:
 
 def run_facts(compute: Compute) -> dict[str, Any]:
     """What a run depends on besides its settings: the command line of this process, and what `auto` and 0 stand for."""
-    name = Path(sys.argv[0]).name
-    command = shlex.join([*COMMANDS.get(name, name).split(), *sys.argv[1:]])
+    program, *args = sys.argv or [""]
+    started = {"-c": ["python", "-c", "..."], "__main__.py": ["python", "-m", Path(program).parent.name]}
+    name = Path(program).name
     precision = str(compute.precision).removeprefix("torch.")
-    return _facts(command, {"device": str(compute.device), "precision": precision, "threads": compute.threads})
+    more = {"device": str(compute.device), "precision": precision, "threads": compute.threads}
+    return _facts(shlex.join([*started.get(name, [name]), *args]), more, gpu=compute.device.type == "cuda")
 
 
-def _facts(command: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    facts = machine_facts()
+def _facts(command: str, more: Mapping[str, Any], gpu: bool = True) -> dict[str, Any]:
+    facts = machine_facts(gpu)
     instructions = facts["instructions"].replace(" with bfloat16", "-BF16")
     facts["processor"] = f"{facts['processor']} ({instructions})"
     names = ("processor", "cores", "gpu", "python", "torch", "numpy", "gymnasium", "ale-py")
-    kept = {name: facts[name] for name in names}
+    kept = {name: facts.get(name) for name in names}
     return {"command": command, "commit": facts["commit"], "a2c": __version__, **more, **kept}
 
 
-def write_about(path: Path, facts: Mapping[str, Any]) -> None:
+def write_about(path: Path, facts: Mapping[str, Any], new: bool = False) -> None:
     """Write `facts` as JSON. A fact that has changed since `path` was written becomes a list of its values in turn.
+
+    `new`: whatever was written does not count.
 
     Raises ValueError where the file is damaged, OSError where the disk refuses.
     """
     try:
-        before: dict[str, Any] = dict(json.loads(read_small(path)))
+        before: dict[str, Any] = {} if new else dict(json.loads(read_small(path)))
     except FileNotFoundError:
         before = {}
     except (TypeError, ValueError, RecursionError) as error:
@@ -101,5 +110,5 @@ def write_about(path: Path, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         seen = before.get(name, value)
         values = seen if isinstance(seen, list) else [seen]
-        merged[name] = seen if values[-1] == value else [*values, value]
-    write_atomically(path, (json.dumps(merged, indent=2, ensure_ascii=False) + "\n").encode())
+        merged[name] = seen if values[-1:] == [value] else [*values, value]
+    write_atomically(path, (json.dumps(merged, indent=2) + "\n").encode())

@@ -22,8 +22,7 @@ from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import make_network
 from a2c.processes.errors import WorkerError
 
-FORMAT = 8
-OLDEST_POLICY = 7  # the oldest format of a policy file that can be played
+FORMAT = 7
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the last checkpoint and the one before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
@@ -64,7 +63,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint with `weights_only=True`, in no more memory than a few times the size of the file.
 
     A policy file, too (see `a2c.run.policies`), whose float16 parameters become float32.
-    Raises CheckpointError for a file that is missing, damaged, not of a2c or of a format that cannot be read.
+    Raises CheckpointError for a file that is missing, damaged, not of a2c or of another format.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint must be a file, got {path}; is this a run directory?")
@@ -104,7 +103,7 @@ def _check_format(state: Any, path: Path) -> None:
     number = state.get("format") if isinstance(state, dict) else None
     if type(number) is not int or not 0 < number < 1000:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no format{_advice(path)}")
-    if not (OLDEST_POLICY if is_policy(state) else FORMAT) <= number <= FORMAT:
+    if number != FORMAT:
         writer = " ".join(str(state.get("version", FIRST_VERSION)).split())[:40]
         advice = "update a2c" if number > FORMAT else f"install a2c {writer} to continue this run, or start a new one"
         raise CheckpointError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
@@ -72,13 +72,16 @@ class RunOutputs:
             self._note_changes(resumed, env_steps)
 
     def write_about(self, compute: Compute) -> None:
-        """Write about.json, what the run depends on besides its settings; a damaged one is replaced."""
-        path, facts = self.run_dir / "about.json", run_facts(compute)
+        """Write about.json, what the run depends on besides its settings, or a message: no run ends because of it."""
+        path = self.run_dir / "about.json"
         try:
-            self._attempt(lambda: write_about(path, facts))
-        except ValueError:
-            self._attempt(path.unlink)
-            self._attempt(lambda: write_about(path, facts))
+            facts = run_facts(compute)
+            try:
+                write_about(path, facts, new=self.config.resume is None)
+            except ValueError:  # damaged
+                write_about(path, facts, new=True)
+        except Exception as error:
+            self.message(f"{path} is not written: {error}")
 
     def message(self, text: str, once: bool = False) -> None:
         """Show one line; `once`: only the first time in this run."""
@@ -179,8 +182,10 @@ class RunOutputs:
     def _draw_curve(self) -> None:
         began = time.perf_counter()
         title = f"{self.config.env}, seed {self.config.seed}"
-        with suppress(ValueError, TypeError, KeyError):  # episodes.csv has been edited
+        try:
             self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
+        except Exception as error:  # episodes.csv has been edited, a score is too large to draw, and so on
+            self.message(f"curve.png is not drawn: {error}", once=True)
         self.drawn_at = time.perf_counter()
         self.drawing = self.drawn_at - began
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from a2c.algorithms.a2c import A2C
 from a2c.algorithms.a3c import A3C
@@ -12,7 +13,7 @@ from a2c.algorithms.ga3c import GA3C
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve, why_no_gpu
-from a2c.envs.single import Spaces, probe_spaces
+from a2c.envs.single import Spaces, find_spec, probe_spaces
 from a2c.learner import Learner
 from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.processes.errors import WorkerError
@@ -39,7 +40,7 @@ class Trainer:
         self.lock = RunLock(self.run_dir)
         self.spaces = spaces = probe_spaces(config)
         self.wants_gpu = config.cuda
-        self.config = config = resolve(config, spaces.obs_shape)
+        self.config = config = resolve(replace(config, env=find_spec(config.env).id), spaces.obs_shape)
         self.compute = Compute(config)
         with ExitStack() as refused:
             refused.callback(self.lock.release)

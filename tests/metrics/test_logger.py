@@ -178,5 +178,6 @@ def test_explained_variance_is_that_of_all_shards_together(threads):
     returns = np.array([one.reward for one in transitions])
     expected = 1.0 - (returns - values).var() / returns.var()
     assert explained_variance(result) == pytest.approx(expected, abs=1e-4) and abs(expected) > 0.01
-    constant = result._replace(squared_returns=result.returns.square())
-    assert math.isnan(explained_variance(constant))
+    same = Transitions([one._replace(reward=0.1) for one in transitions])
+    with closing(Compute(config)) as compute:
+        assert math.isnan(explained_variance(compute_gradients(net, same, config, compute, False, 0.01)))

@@ -36,6 +36,8 @@ def test_score_window_continues_after_a_checkpoint():
     for both in (scores, again):
         both.add([1000.0])
     assert again.state_dict() == scores.state_dict() and again.mean == scores.mean
+    again.load_state_dict({name: value for name, value in scores.state_dict().items() if name != "lengths"})
+    assert again.mean == scores.mean and math.isnan(again.metrics()["length_100"])
 
 
 def test_metrics_hold_the_classic_tags_and_describe_each():

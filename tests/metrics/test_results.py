@@ -54,4 +54,7 @@ def test_interval_of_the_mean_is_that_of_the_normal_approximation():
     low, high = interval_of_mean(values)
     half = 1.96 * values.std() / 20
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.03)
-    assert np.isnan(interval_of_mean(values[:4])).all() and np.isfinite(interval_of_mean(values[:5])).all()
+    assert np.isnan(interval_of_mean(values[:4])).all()
+    for count, quantile_of_t in ((5, 2.776), (10, 2.262), (30, 2.045)):
+        low, high = interval_of_mean(values[:count])
+        assert (high - low) / 2 / (values[:count].std(ddof=1) / count**0.5) == pytest.approx(quantile_of_t, abs=0.01)

@@ -48,7 +48,7 @@ def test_commit_is_none_where_the_repository_around_the_package_is_another_proje
 
 def test_a_comparison_names_command_commit_processor_with_instructions_and_versions(monkeypatch):
     facts = machine_facts() | {"processor": "X", "instructions": "AVX512 with bfloat16"}
-    monkeypatch.setattr(about, "machine_facts", lambda: dict(facts))
+    monkeypatch.setattr(about, "machine_facts", lambda gpu: dict(facts))
     found = comparison_facts("a2c compare out", 2)
     assert found["processor"] == "X (AVX512-BF16)" and found["command"] == "a2c compare out" and found["jobs"] == 2
     assert {"commit", "a2c", "cores", "torch", "gymnasium", "ale-py", "numpy"} <= set(found)
@@ -56,6 +56,7 @@ def test_a_comparison_names_command_commit_processor_with_instructions_and_versi
 
 def test_a_fact_that_has_changed_becomes_a_list_of_its_values_and_others_stay(tmp_path):
     path = tmp_path / "about.json"
+    path.write_text('{"commit": []}')
     for commit in ("a", "a", "b+", "b+", "a"):
         write_about(path, {"commit": commit, "cores": 2})
     assert json.loads(path.read_text()) == {"commit": ["a", "b+", "a"], "cores": 2}
@@ -74,8 +75,10 @@ def test_a_damaged_file_is_refused_rather_than_overwritten(text, tmp_path):
     [
         (["/x/bin/a2c", "train", "--run-dir", "a b"], "a2c train --run-dir 'a b'"),
         (["train.py", "--lr", "1e-3"], "train.py --lr 1e-3"),
-        (["-c", "train"], "a2c train"),
+        (["-c", "train"], "python -c ... train"),
         (["/x/a2c/__main__.py", "train"], "python -m a2c train"),
+        (["/x/my run.py", "train"], "'my run.py' train"),
+        ([], "''"),
     ],
 )
 def test_a_run_names_its_command_and_what_its_settings_stand_for(argv, command, monkeypatch):
@@ -97,3 +100,24 @@ def test_a_resumed_run_keeps_what_was_true_before_and_replaces_a_damaged_file(tm
     path.write_text("[1")
     assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"])).run() == 0
     assert json.loads(path.read_text())["command"] == "a2c second"
+
+
+def test_a_new_run_does_not_count_what_a_killed_start_has_written(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "about.json").write_text('{"command": "a2c first"}')
+    monkeypatch.setattr("sys.argv", ["a2c", "second"])
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert json.loads((tmp_path / "run" / "about.json").read_text())["command"] == "a2c second"
+
+
+@pytest.mark.parametrize("trouble", ["directory", "facts"])
+def test_no_run_ends_because_of_its_about_json(trouble, tmp_path, monkeypatch, capsys):
+    def fail(gpu):
+        raise RuntimeError("no facts")
+
+    if trouble == "facts":
+        monkeypatch.setattr(about, "machine_facts", fail)
+    else:
+        (tmp_path / "run" / "about.json").mkdir(parents=True)
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert "about.json is not written" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from toys import same
 
 from a2c.config.config import Config
 from a2c.run import outputs
-from a2c.run.checkpoint import FORMAT, OLDEST_POLICY, POLICY, CheckpointError, load_checkpoint
+from a2c.run.checkpoint import FORMAT, POLICY, CheckpointError, load_checkpoint
 from a2c.run.policies import drop_policies, kept_policies, save_policy
 from a2c.run.trainer import Trainer
 
@@ -163,20 +163,6 @@ def test_save_policy_with_half_keeps_statistics_and_refuses_what_float16_cannot_
     next(iter(state["network"].values()))[0, 0] = 70_000.0
     with pytest.raises(ValueError, match=r"half must be off for this policy, got True: policy.0.weight is too large"):
         save_policy(tmp_path / "more.pt", state, half=True)
-
-
-def test_a_policy_file_of_an_older_format_is_played_but_a_run_of_it_is_refused(straight, tmp_path):
-    policy = torch.load(straight / "policies" / "000000480.pt", weights_only=True)
-    for number in range(OLDEST_POLICY, FORMAT):
-        torch.save({**policy, "format": number}, tmp_path / "latest.pt")
-        assert load_checkpoint(tmp_path / "latest.pt")["env_steps"] == 480
-        run = torch.load(straight / "latest.pt", weights_only=True)
-        torch.save({**run, "format": number}, tmp_path / "run.pt")
-        with pytest.raises(CheckpointError, match=f"in format {number}"):
-            load_checkpoint(tmp_path / "run.pt")
-    torch.save({**policy, "format": OLDEST_POLICY - 1}, tmp_path / "latest.pt")
-    with pytest.raises(CheckpointError, match=f"in format {OLDEST_POLICY - 1}"):
-        load_checkpoint(tmp_path / "latest.pt")
 
 
 @pytest.mark.parametrize(

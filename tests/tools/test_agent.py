@@ -33,11 +33,11 @@ def test_agent_plays_an_environment_made_for_it(run_dir):
 
 def test_agent_keeps_a_recurrent_state_per_environment_until_an_episode_starts(run_dir):
     agent, observations = a2c.load(run_dir, greedy=True), np.random.default_rng(0).normal(size=(6, 5, 4))
-    state = initial_state(agent.net, 5)
+    state = initial_state(agent.policy.net, 5)
     for number, obs in enumerate(observations.astype(np.float32) * 10):
         starts = np.array([number == 3] * 2 + [False] * 3)
         with torch.no_grad():
-            logits, _, state = step(agent.net, torch.from_numpy(obs), state, torch.from_numpy(starts))
+            logits, _, state = step(agent.policy.net, torch.from_numpy(obs), state, torch.from_numpy(starts))
         actions = agent.act(obs, starts)
         assert actions.dtype == np.int64 and actions.tolist() == logits.argmax(dim=1).tolist()
     assert agent.act(obs[0]) == a2c.load(run_dir, greedy=True).act(obs[0], starts=True)  # another number: new episodes
@@ -53,3 +53,26 @@ def test_agent_samples_by_its_seed(run_dir):
 def test_agent_refuses_observations_of_another_shape(run_dir, shape):
     with pytest.raises(ValueError, match=r"obs must have shape \[4\], or \[N, \.\.\.\] of them, got"):
         a2c.load(run_dir).act(np.zeros(shape, np.float32))
+
+
+def test_agent_does_not_repeat_its_random_actions_when_the_number_of_environments_changes(run_dir):
+    agent, obs = a2c.load(run_dir), np.zeros((50, 4), np.float32)
+    first = agent.act(obs)
+    agent.act(obs[:1])
+    assert agent.act(obs).tolist() != first.tolist()
+
+
+def test_agent_takes_the_pixels_of_a_game_and_refuses_others(tmp_path):
+    settings = {"env": "pong", "backend": "sync", "num_envs": 1, "network": "small", "frame_size": 42}
+    run = a2c.Trainer(tiny(tmp_path / "run", **settings, rollout_steps=2, num_minibatches=1, total_env_steps=2))
+    assert run.run() == 0 and run.config.env == "PongNoFrameskip-v4"  # so that `--resume` knows it
+    agent = a2c.load(tmp_path / "run" / "latest.pt")
+    env = agent.make_env()
+    obs, _ = env.reset()
+    obs.flags.writeable = False
+    assert 0 <= agent.act(obs) < 6 and agent.act(np.stack([obs, obs])).shape == (2,)
+    with pytest.raises(ValueError, match="obs must be pixels of dtype uint8, got float64"):
+        agent.act(obs / 255)
+    with pytest.raises(ValueError, match=r"starts must be one value or have shape \[1\], got \[2\]"):
+        agent.act(obs, starts=np.array([True, False]))
+    env.close()
