@@ -82,8 +82,9 @@ def a2c_loss(
     log_ratio = torch.zeros_like(log_prob)
     if behaviour_log_probs is not None:
         log_ratio = log_prob.detach() - behaviour_log_probs.detach()
-    ratio = log_ratio.exp().clamp(max=1.0)
-    approx_kl = (log_ratio.exp() - 1 - log_ratio).mean()  # Schulman (2020), "Approximating KL divergence", k3
+    unclipped = log_ratio.exp()
+    ratio = unclipped.clamp(max=1.0)
+    approx_kl = (unclipped - 1 - log_ratio).mean()  # Schulman (2020), "Approximating KL divergence", k3
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
     value = F.mse_loss(values, returns)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from comparisons import about, learning, measured, search, table
 
+from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import interval_of_median, median, moving_mean, quantile, read_episodes
 
@@ -94,7 +95,7 @@ def games(*groups: Path) -> str:
     rows = []
     for group in groups:
         figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
-        name = figures["env"].removesuffix("NoFrameskip-v4")
+        name = figures["env"].removesuffix(ATARI_SUFFIX)
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
         extremes = f"{figures['min']:,.0f} to {figures['max']:,.0f}"

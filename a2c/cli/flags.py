@@ -18,7 +18,6 @@ import tyro
 
 from a2c import __version__
 from a2c.cli.options import COMMANDS, Compare, Options
-from a2c.cli.short_help import print_help
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
@@ -64,6 +63,8 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
 def _full_help(prog: str, args: Sequence[str], defaults: Config) -> list[str]:
     """`args` with --help in place of --help-all; where they ask for --help, print the short one, then SystemExit(0)."""
     if not {"-h", "--help"}.isdisjoint(args):
+        from a2c.cli.short_help import print_help  # with rich, which no other command line needs yet
+
         print_help(prog, defaults)
         raise SystemExit(0)
     return ["--help" if arg == "--help-all" else arg for arg in args]

@@ -56,6 +56,11 @@ class Compute:
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
         self.calls: list[Future[Any]] = []  # of the last `map`
 
+    @property
+    def precision_name(self) -> str:
+        """The precision as `--precision` names it."""
+        return str(self.precision).removeprefix("torch.")
+
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors once all are done."""
         calls = self.calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-# A2C without reuse: each rollout is learned from once, environment by environment; the learning rate falls to zero,
-# the entropy bonus stays.
-ONCE: dict[str, Any] = {
-    "epochs": 1,
-    "shuffle": False,
-    "lr_final": 0.0,
-    "schedule_end": 1.0,
-    "entropy_final": 1.0,
-    "entropy_hold": 0.0,
-}
+# The learning rate falls to zero over the whole run, the entropy bonus stays.
+WHOLE_RUN: dict[str, Any] = {"lr_final": 0.0, "schedule_end": 1.0, "entropy_final": 1.0, "entropy_hold": 0.0}
+# A2C without reuse: each rollout is learned from once, environment by environment.
+ONCE: dict[str, Any] = {**WHOLE_RUN, "epochs": 1, "shuffle": False}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -26,6 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
     },
     "atari": {
+        **WHOLE_RUN,
         "backend": "native",
         "num_envs": 32,
         "network": "nips",
@@ -34,10 +29,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
         "epochs": 2,
         "learning_rate": 0.0005,
-        "lr_final": 0.0,
-        "schedule_end": 1.0,
-        "entropy_final": 1.0,
-        "entropy_hold": 0.0,
         "total_env_steps": 10_000_000,
     },
     "a2c-strict": {

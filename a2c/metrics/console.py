@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
@@ -81,12 +80,12 @@ class Display:
 
     def line(self, row: dict[str, float]) -> str:
         """One row as plain text."""
-        total = self.config.total_env_steps
+        total, left = self.config.total_env_steps, self.panel.seconds_left(int(row["env_steps"]), row)
         mean, best = format_score(row["reward_100"]), format_score(row["best_reward_100"])
         return (
             f"{row['env_steps']:,}/{total:,} steps | {row['episodes']} episodes | mean {mean} best {best} | "
-            f"{row['speed']:,.0f} steps/s {self._fps(row):,.0f} frames/s | "
-            f"left {format_duration(self._left(row))} | env {row['share_env']:.0%} act {row['share_act']:.0%} "
+            f"{' '.join(self.panel.speeds(row))} | left {format_duration(left)} | "
+            f"env {row['share_env']:.0%} act {row['share_act']:.0%} "
             f"learn {row['share_learn']:.0%}"
         )
 
@@ -116,9 +115,3 @@ class Display:
 
     def _draw(self) -> RenderableType:
         return self.panel.render(self.timer.env_steps, self.timer.seconds, STOPPING if self.stop else "")
-
-    def _fps(self, row: dict[str, float]) -> float:
-        return row["speed"] * self.panel.frames_per_step
-
-    def _left(self, row: dict[str, float]) -> float:
-        return (self.config.total_env_steps - row["env_steps"]) / row["speed"] if row["speed"] else math.nan

@@ -40,11 +40,20 @@ class Panel:
         self.rows = deque((row for row in self.rows if row["env_steps"] <= env_steps), maxlen=TREND)
         self.means = [(steps, mean) for steps, mean in self.means if steps <= env_steps]
 
+    def seconds_left(self, env_steps: int, row: dict[str, float]) -> float:
+        """Seconds from `env_steps` to the end of the budget at the speed of `row`; NaN where it has none."""
+        speed = row.get("speed")
+        return (self.config.total_env_steps - env_steps) / speed if speed else math.nan
+
+    def speeds(self, row: dict[str, float]) -> tuple[str, str]:
+        """Decisions and emulator frames per second, as text."""
+        return f"{row['speed']:,.0f} steps/s", f"{row['speed'] * self.frames_per_step:,.0f} frames/s"
+
     def render(self, env_steps: int, seconds: float, note: str = "") -> Table:
         """The panel after `env_steps` decisions in `seconds`, newer than the last row; `note`: one more line."""
         config, rows, grid = self.config, tuple(self.rows), Table.grid(padding=(0, 2))
         row = rows[-1] if rows else {}
-        left = (config.total_env_steps - env_steps) / row["speed"] if row.get("speed") else math.nan
+        left = self.seconds_left(env_steps, row)
         times = f"{format_duration(seconds)}   left {format_duration(left)}"
         grid.add_row("steps", f"{env_steps:,} of {config.total_env_steps:,}")
         to_target = self._seconds_to_target(rows)
@@ -56,8 +65,7 @@ class Panel:
             grid.add_row("episodes", f"{row['episodes']:,}{length}   updates {row['updates']:,}")
             if "loss_total" in row:  # not before the first update
                 grid.add_row("loss", f"{row['loss_total']:.4f}   entropy {row['entropy']:.2f} nats")
-            speed = f"{row['speed']:,.0f} steps/s   {row['speed'] * self.frames_per_step:,.0f} frames/s"
-            grid.add_row("speed", speed)
+            grid.add_row("speed", "   ".join(self.speeds(row)))
             grid.add_row("time in", "   ".join(f"{name} {row[key]:.0%}" for name, key in SHARES.items()))
         grid.add_row("directory", Text(str(self.run_dir)))
         bar = ProgressBar(total=config.total_env_steps, completed=env_steps, width=WIDTH)

@@ -79,8 +79,7 @@ def run_facts(compute: Compute) -> dict[str, Any]:
     program, *args = sys.argv or [""]
     started = {"-c": ["python", "-c", "..."], "__main__.py": ["python", "-m", Path(program).parent.name]}
     name = Path(program).name
-    precision = str(compute.precision).removeprefix("torch.")
-    more = {"device": str(compute.device), "precision": precision, "threads": compute.threads}
+    more = {"device": str(compute.device), "precision": compute.precision_name, "threads": compute.threads}
     return _facts(shlex.join([*started.get(name, [name]), *args]), more, gpu=compute.device.type == "cuda")
 
 

@@ -21,13 +21,12 @@ HAS_BOARD = find_module("tensorboard") is not None
 def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Compute, run_dir: Path) -> list[str]:
     """Seven lines about a run whose settings are resolved."""
     parameters = sum(parameter.numel() for parameter in net.parameters())
-    precision = str(compute.precision).removeprefix("torch.")
     lines = {
         "run directory": str(run_dir),
         "environment": f"{config.env} ({_protocol(config, spaces)})",
         "algorithm": f"{config.algorithm}: {_workers(config)}{_rollouts(config)}",
         "network": f"{config.network}, {parameters:,} parameters",
-        "device": f"{compute.device}, {precision}, {_count(compute.threads, 'thread')}",
+        "device": f"{compute.device}, {compute.precision_name}, {_count(compute.threads, 'thread')}",
         "length": _length(config),
         "to watch": f"tensorboard --logdir {shlex.quote(str(run_dir))}" if HAS_BOARD else str(run_dir / "curve.png"),
     }
