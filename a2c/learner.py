@@ -16,7 +16,7 @@ from a2c.compute.optimizer import load_optimizer, make_optimizer
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
-from a2c.networks import make_network
+from a2c.networks import NetworkFn, check_network, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.rollout import Rollout
 from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients
@@ -39,13 +39,25 @@ class Learner:
     count what was learned from.
     """
 
-    def __init__(self, config: Config, spaces: Spaces, compute: Compute, shared: Shared | None = None) -> None:
-        """`shared`: what other processes learn with, too; without it, a new network and optimiser."""
+    def __init__(
+        self,
+        config: Config,
+        spaces: Spaces,
+        compute: Compute,
+        shared: Shared | None = None,
+        network: NetworkFn | None = None,
+    ) -> None:
+        """`shared`: what other processes learn with, too; without it, a new network and optimiser.
+
+        `network`: makes a network that is not one of a2c's; ValueError where it cannot be used.
+        """
         self.config, self.compute = config, compute
         if shared is None:
             with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it was
                 torch.default_generator.manual_seed(config.seed)
-                net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked)
+                net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
+            if network:
+                check_network(net, spaces)
             self.net = net.to(compute.device)
             self.optimizer = make_optimizer(self.net, config)
         else:
@@ -53,7 +65,8 @@ class Learner:
             # Parameters are shared; merged statistics are each learner's own.
             if shared.statistics is not None:
                 self.net.register_module("normalizer", copy.deepcopy(self.net.get_submodule("normalizer")))
-        self.normalizer: PixelNorm | FrameNorm | None = getattr(self.net, "normalizer", None)
+        normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a network that is not a2c's
+        self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
         self.env_steps = self.updates = 0

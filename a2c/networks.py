@@ -8,14 +8,19 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
+from a2c.envs.single import Spaces
 from a2c.normalizers import FrameNorm, PixelNorm
+
+NetworkFn = Callable[[tuple[int, ...], int], nn.Module]  # makes a network for (shape of one observation, actions A)
 
 
 class OutputLayer(nn.Linear):
@@ -178,14 +183,20 @@ class LstmA2C(nn.Module):
         return self.policy(hidden), self.value(hidden), torch.cat([hidden, cell], dim=1)
 
 
-def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool) -> nn.Module:
+def make_network(
+    config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool, custom: NetworkFn | None = None
+) -> nn.Module:
     """The network that `config.network` names; ValueError where it cannot take the observation.
 
     `stacked`: the channels of an image are successive frames (Atari games), not its colours;
-    pixel statistics depend on it.
+    pixel statistics depend on it. `custom` makes the network of that name.
     """
     config = resolve(config, input_shape)
     kind = config.network
+    if kind == "custom":
+        if custom is None:
+            raise ValueError("network custom must be given in Python, as the argument network, got none")
+        return custom(input_shape, n_actions)
     image = len(input_shape) == 3
     if kind == "mlp":
         return MlpA2C(input_shape, n_actions)
@@ -196,6 +207,21 @@ def make_network(config: Config, input_shape: tuple[int, ...], n_actions: int, s
     if kind == "atari":
         return AtariA2C(input_shape, n_actions, normalizer)
     return SharedA2C(kind, input_shape, n_actions, normalizer)
+
+
+def check_network(net: nn.Module, spaces: Spaces) -> None:
+    """ValueError where `net`, which somebody else has written, does not map observations to logits and values."""
+    obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
+    shape = ", ".join(map(str, ("B", *spaces.obs_shape)))
+    rule = f"network must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
+    try:
+        with torch.no_grad():
+            logits, values = net(obs)
+        shapes = [list(logits.shape), list(values.shape)]
+    except Exception as error:
+        raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
+    if shapes != [[2, spaces.n_actions], [2, 1]]:
+        raise ValueError(f"{rule}, got {shapes} for B = 2 and A = {spaces.n_actions}")
 
 
 def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:

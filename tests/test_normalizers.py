@@ -115,8 +115,8 @@ def test_train_command_resumes_and_evaluates_a_run_on_colours(colour_env, networ
     settings = dict(env=colour_env, backend="sync", network=network, num_envs=2, threads=1, lstm_units=8)
     settings |= dict(rollout_steps=20, total_env_steps=160, precision="float32", progress=False)
     run = tmp_path / "run"
-    assert Trainer(Config(**settings, run_dir=run, stop_after=80)).run() == 0
-    assert Trainer(Config(**settings, resume=run)).run() == 0
+    assert Trainer(Config(**settings, run_dir=run, stop_after=80)).run().exit_code == 0
+    assert Trainer(Config(**settings, resume=run)).run().exit_code == 0
     _, net, state = load_policy(run)
     assert state["env_steps"] == 160
     norm = net.normalizer

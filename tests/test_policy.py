@@ -226,7 +226,7 @@ def test_lstm_preset_has_the_documented_network():
 
 
 def test_evaluate_carries_the_rnn_state(tmp_path, monkeypatch):
-    assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
+    assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run().exit_code == 0
     seen, act = [], LstmA2C.step
 
     def step(net, obs, rnn_state):
@@ -241,7 +241,7 @@ def test_evaluate_carries_the_rnn_state(tmp_path, monkeypatch):
 
 
 def test_checkpoint_holds_the_rnn_state(tmp_path):
-    assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run() == 0
+    assert Trainer(parse_config([*FLAGS, "--run-dir", str(tmp_path / "run")])).run().exit_code == 0
     policies = load_checkpoint(tmp_path / "run" / "latest.pt")["algorithm"]["policies"]
     rnn_state = torch.cat([policy["rnn_state"] for policy in policies])
     assert rnn_state.shape == (16, 32) and rnn_state.abs().sum() > 0

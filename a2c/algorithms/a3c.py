@@ -56,6 +56,10 @@ class A3C:
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
         self.workers: WorkerPool | None = None
+        for module in learner.net.modules():
+            if type(module).__module__ == "__main__" or "<locals>" in type(module).__qualname__:
+                name = type(module).__qualname__
+                raise ValueError(f"network must be a class that workers of a3c can import from a module, got {name}")
 
     def start(self, new_run: bool) -> None:
         """Start the workers; `new_run`: the first observations feed the normaliser."""

@@ -98,7 +98,7 @@ def _train(config: Config) -> int:
     with contextlib.suppress(OSError):  # the output may go to a full disk
         print(*trainer.introduction(), sep="\n", flush=True)
     try:
-        return trainer.run()
+        return trainer.run().exit_code
     except WorkerError as error:
         print(error.trace, end="", file=sys.stderr)
         raise

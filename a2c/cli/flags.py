@@ -11,12 +11,10 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from a2c import __version__
 from a2c.cli.options import COMMANDS, Compare, Options
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
@@ -25,6 +23,7 @@ ALIASES = {"--lr": "--learning-rate"}
 INTEGERS = {
     name for kind in COMMANDS.values() for name, hint in get_type_hints(kind).items() if hint in (int, int | None)
 }
+TRAIN = "Train an agent."
 HELP = "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command."
 
 
@@ -35,7 +34,8 @@ def parse_config(args: Sequence[str]) -> Config:
     """
     args = spell_out(args)
     defaults = _defaults(args)
-    config, unknown = _parse(Config, "train.py", _full_help("train.py", args, defaults), default=defaults)
+    args = _full_help("train.py", args, defaults)
+    config, unknown = _parse(Config, "train.py", args, default=defaults, description=TRAIN)
     refuse_unknown(unknown, Config)
     return _with_full_id(config)
 
@@ -52,7 +52,7 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     defaults = _defaults(args if name == "train" else [])
     args = _full_help("a2c train", args, defaults) if name == "train" else args
     notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
-    notes["train"] = tyro.conf.subcommand("train", default=defaults, description="Train an agent.")
+    notes["train"] = tyro.conf.subcommand("train", default=defaults, description=TRAIN)
     commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
     options, unknown = _parse(commands, "a2c", args, description=HELP)
     if not isinstance(options, Compare):
@@ -129,17 +129,9 @@ def _defaults(args: Sequence[str]) -> Config:
         return Config.from_preset(preset or "default")
     if preset is not None:
         raise ValueError(f"preset must be left out when resume is set, got {preset}")
-    from a2c.metrics.files import read_small  # with numpy, which no other command line needs
+    from a2c.run.run_dir import saved_config  # with numpy, which no other command line needs
 
-    try:
-        text = read_small(Path(resume) / "config.json")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"resume must be a run directory with a config.json, got {resume!r} ({error})") from error
-    try:
-        return replace(Config.from_json(text), run_dir=None, stop_after=0)
-    except (TypeError, ValueError) as error:
-        rule = f"resume must be a run whose config.json a2c {__version__} can read"
-        raise ValueError(f"{rule}, got {resume!r}: damaged, or of another version ({error})") from error
+    return saved_config(resume)
 
 
 def _parse(kind: Any, prog: str, args: Sequence[str], **settings: Any) -> tuple[Any, list[str]]:

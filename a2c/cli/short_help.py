@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import docstring_parser
 from rich.console import Console
 from rich.table import Table
 
-from a2c.config.config import Config
+from a2c.config.config import Config, field_docs
 from a2c.config.presets import PRESETS
 
 GROUPS = {
@@ -22,7 +21,7 @@ UNSET = {"target_score": "SCORE", "run_dir": "DIR", "resume": "DIR"}  # shown fo
 def print_help(prog: str, defaults: Config) -> None:
     """Print the options in `GROUPS` with their values in `defaults`."""
     console = Console(highlight=False)
-    texts = {field.arg_name: field.description for field in docstring_parser.parse_from_object(Config).params}
+    texts = field_docs()
     console.print(f"usage: {prog} [OPTIONS]\n\nTrain an agent. Presets: {', '.join(PRESETS)}.", markup=False)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

@@ -21,7 +21,8 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
     if compute.precision == torch.float32 and not always_copy:
         return net
     replica = copy.deepcopy(net)
-    replica.normalizer = getattr(net, "normalizer", None)  # type: ignore[assignment]
+    if hasattr(net, "normalizer"):
+        replica.normalizer = net.normalizer
     for module in replica.modules():
         if not getattr(module, "keeps_float32", False):
             for parameter in module.parameters(recurse=False):

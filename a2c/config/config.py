@@ -6,8 +6,10 @@ The rules between settings are in `a2c.config.validation`. This module imports n
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +19,7 @@ from a2c.config.validation import Range, check, check_choice
 
 AlgorithmName = Literal["a2c", "a3c", "ga3c"]
 Backend = Literal["async", "native", "sync"]
-Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm"]
+Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm", "custom"]
 Optimizer = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -59,7 +61,7 @@ class Config:
 
     # --- network ------------------------------------------------------------------------
     network: Network = "auto"
-    """auto: atari for images, mlp for vectors; nature, nips, small: policy and value share layers; lstm: recurrent."""
+    """auto: atari for images, mlp for vectors; nature, nips, small: shared layers; lstm: recurrent; custom: own."""
     lstm_units: Annotated[int, Range(0, 65_536)] = 0
     """Size of the hidden state of network lstm (units; 0 = 256 for images, 16 for vectors)."""
     normalize_obs: bool = True
@@ -182,3 +184,22 @@ class Config:
         for name in values:
             check_choice("config field", name, tuple(names))
         return Config(**values)
+
+
+def field_docs() -> dict[str, str]:
+    """What each setting means, by its name: the strings below the fields of `Config`."""
+    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    settings = next(node for node in module.body if isinstance(node, ast.ClassDef))
+    texts = (ast.literal_eval(node.value) for node in settings.body if isinstance(node, ast.Expr))
+    next(texts)  # of the class
+    return dict(zip((field.name for field in dataclasses.fields(Config)), texts, strict=True))
+
+
+def _explain_fields() -> None:
+    """Make `help(a2c.Config)` explain each field."""
+    lines = [f"    {name}: {text}" for name, text in field_docs().items()]
+    Config.__doc__ = "\n".join([str(Config.__doc__), "", "    Fields:", *lines])
+
+
+with suppress(OSError):  # installed without its source
+    _explain_fields()

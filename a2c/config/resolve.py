@@ -11,7 +11,7 @@ def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     """The network that `auto` stands for; ValueError where the named one cannot take observations of `input_shape`."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
     kind: Network = config.network if config.network != "auto" else ("atari" if image else "mlp")
-    if kind not in ("mlp", "lstm") and not image:
+    if kind not in ("mlp", "lstm", "custom") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
     if kind in ("atari", "nature", "nips") and min(input_shape[1:]) < 36:
         raise ValueError(f"frame_size must be at least 36 for network {kind}, got {min(input_shape[1:])}")
@@ -22,13 +22,13 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     """The settings of a run with observations of `input_shape`, with the values that `auto`, None and 0 stand for.
 
     ValueError as in `network_kind`. Small observations gain nothing from bfloat16, and a recurrent state would carry
-    its rounding errors on, so `auto` is float32 for mlp and lstm.
+    its rounding errors on, so `auto` is float32 for mlp and lstm, and for custom, which may compute in float32 alone.
     """
     kind, a3c = network_kind(config, input_shape), config.algorithm == "a3c"
     return replace(
         config,
         network=kind,
-        precision="float32" if kind in ("mlp", "lstm") and config.precision == "auto" else config.precision,
+        precision="float32" if kind in ("mlp", "lstm", "custom") and config.precision == "auto" else config.precision,
         lstm_units=config.lstm_units or (256 if len(input_shape) == 3 else 16),
         log_eps=(1e-6 if config.algorithm == "ga3c" else 0.0) if config.log_eps is None else config.log_eps,
         target_score=18.0 if config.target_score is None and "pong" in config.env.lower() else config.target_score,

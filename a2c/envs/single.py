@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cv2
@@ -18,6 +19,7 @@ from a2c.envs.atari import FRAME_SKIP, AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
 from a2c.processes.start import OURS, prepare_worker
 
+EnvFn = Callable[..., gym.Env]  # makes an environment; is called with render_mode where a video is recorded
 ATARI_SUFFIX = "NoFrameskip-v4"  # of the ids that leave frame skip to the wrappers, without sticky actions
 
 
@@ -54,6 +56,15 @@ def find_spec(env_id: str) -> EnvSpec:
         known = short_names() if re.fullmatch("[A-Za-z _-]+", env_id) else gym.registry
         hint = nearest(env_id, tuple(known))
         raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {hint}") from error
+
+
+def register_env(env_fn: EnvFn) -> str:
+    """Register what `env_fn()` makes under the id `custom/NAME-v0`, NAME being that of `env_fn`, and return this id."""
+    name = re.sub(r"\W", "", getattr(env_fn, "__name__", "")) or "env_fn"
+    env_id = f"custom/{name}-v0"
+    gym.registry.pop(env_id, None)  # one of the same name, in a notebook for instance; gymnasium would warn
+    gym.register(env_id, entry_point=env_fn)
+    return env_id
 
 
 def is_atari(spec: EnvSpec) -> bool:

@@ -16,18 +16,19 @@ CALM = 2.0  # seconds after a KeyboardInterrupt in which another SIGINT raises n
 
 
 class StopRequest:
-    """`number` of the signal that asked to stop, 0 while there was none."""
+    """`number` of the signal that asked to stop, 0 while there was none; `by_caller`: the program that trains did."""
 
     number = 0
+    by_caller = False
     interrupted_at = -math.inf  # when a second SIGINT last raised KeyboardInterrupt
 
     @property
     def name(self) -> str:
-        """Name of the signal."""
-        return signal.Signals(self.number).name
+        """Name of the signal, or `the caller`."""
+        return signal.Signals(self.number).name if self.number else "the caller"
 
     def __bool__(self) -> bool:
-        return self.number != 0
+        return self.number != 0 or self.by_caller
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """A signal handler: record the first signal; raise KeyboardInterrupt at a second SIGINT."""

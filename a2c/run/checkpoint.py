@@ -19,7 +19,7 @@ from a2c import __version__
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
-from a2c.networks import make_network
+from a2c.networks import NetworkFn, make_network
 from a2c.processes.errors import WorkerError
 
 FORMAT = 7
@@ -176,9 +176,12 @@ def to_arrays(value: Any) -> Any:
     return value
 
 
-def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Path) -> torch.nn.Module:
+def make_checked(
+    state: dict[str, Any], config: Config, spaces: Spaces, path: Path, network: NetworkFn | None = None
+) -> torch.nn.Module:
     """The network of `config` on the `meta` device, without memory, after checking that the checkpoint's fits it.
 
+    `network`: makes a network that is not one of a2c's, on the CPU.
     CheckpointError where observations, actions or layers differ, or where a weight is NaN or infinite.
     """
     for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
@@ -187,8 +190,8 @@ def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Pa
                 f"checkpoint {path} has {name} {str(state[name])[:80]}, {config.env} has {now}: keep env, frame_size "
                 "and frame_stack of its run"
             )
-    with torch.device("meta"):
-        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked)
+    with torch.device("cpu" if network else "meta"):
+        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
     saved = state["network"]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
     if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
@@ -201,7 +204,7 @@ def make_checked(state: dict[str, Any], config: Config, spaces: Spaces, path: Pa
     return net
 
 
-def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
+def load_run(path: Path, config: Config, spaces: Spaces, network: NetworkFn | None = None) -> dict[str, Any]:
     """`load_checkpoint` to resume a run; CheckpointError where env, algorithm, optimizer or network differ.
 
     CheckpointError for a policy file, too.
@@ -214,7 +217,7 @@ def load_run(path: Path, config: Config, spaces: Spaces) -> dict[str, Any]:
         )
     with raising_checkpoint_error(path):
         check_belongs(state, config, path)
-        make_checked(state, config, spaces, path)
+        make_checked(state, config, spaces, path, network)
     return state
 
 

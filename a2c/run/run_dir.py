@@ -6,13 +6,15 @@ import os
 import secrets
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from a2c import __version__
 from a2c.config.config import Config
-from a2c.metrics.files import BLOCK, TEMPORARY, open_regular
+from a2c.metrics.files import BLOCK, TEMPORARY, open_regular, read_small
 
 LOCK = "lock"
 FILES = ("config.json", "about.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
@@ -40,6 +42,20 @@ def run_directory(config: Config) -> Path:
     if taken:
         raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} resumes a run")
     return run_dir
+
+
+def saved_config(run_dir: str | Path) -> Config:
+    """The settings with which the run in `run_dir` can be resumed; ValueError where its config.json cannot be read."""
+    where = str(run_dir)
+    try:
+        text = read_small(Path(run_dir) / "config.json")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"resume must be a run directory with a config.json, got {where!r} ({error})") from error
+    try:
+        return replace(Config.from_json(text), run_dir=None, stop_after=0)
+    except (TypeError, ValueError) as error:
+        rule = f"resume must be a run whose config.json a2c {__version__} can read"
+        raise ValueError(f"{rule}, got {where!r}: damaged, or of another version ({error})") from error
 
 
 def _is_leftover(path: Path) -> bool:

@@ -10,7 +10,7 @@ from a2c.processes.signals import StopRequest
 
 def stop_reason(config: Config, env_steps: int, scores: ScoreWindow, stop: StopRequest) -> str:
     """Why the run ends at `env_steps`, in a few words; an empty string while it continues."""
-    if stop.number:
+    if stop:
         return f"stopped by {stop.name}"
     if finished := finish_reason(config, env_steps, scores):
         return finished

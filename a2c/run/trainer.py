@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from a2c.algorithms.a2c import A2C
 from a2c.algorithms.a3c import A3C
@@ -13,29 +15,38 @@ from a2c.algorithms.ga3c import GA3C
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve, why_no_gpu
-from a2c.envs.single import Spaces, find_spec, probe_spaces
+from a2c.envs.single import EnvFn, Spaces, find_spec, probe_spaces, register_env
+from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
 from a2c.metrics.meters import ScoreWindow, StageTimer
+from a2c.networks import NetworkFn
 from a2c.processes.errors import WorkerError
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.run.checkpoint import LATEST, load_run
 from a2c.run.introduction import introduction
 from a2c.run.outputs import RunOutputs
 from a2c.run.recovery import Recovery
-from a2c.run.run_dir import RunLock, run_directory
+from a2c.run.result import Progress, TrainingResult
+from a2c.run.run_dir import RunLock, run_directory, saved_config
 from a2c.run.state import RunState
-from a2c.run.stop import stop_reason
+from a2c.run.stop import finish_reason, stop_reason
 
 ALGORITHMS: dict[str, Callable[[Config, Spaces, Learner, Compute], Algorithm]] = {"a2c": A2C, "a3c": A3C, "ga3c": GA3C}
 
 
 class Trainer:
-    """One training run, new or resumed; `run()` trains until it ends and returns the exit code of the process.
+    """One training run, new or resumed: `run()` trains until it ends, `for progress in trainer` step by step.
 
     A config that cannot be run is refused before a worker starts: ValueError, or CheckpointError, which is one.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, network: NetworkFn | None = None, env_fn: EnvFn | None = None) -> None:
+        """`network(input_shape, n_actions)` makes a network as described in `a2c.networks`, instead of a2c's.
+
+        `env_fn()` makes an environment, instead of the id `config.env`; see `register_env`.
+        """
+        config = replace(config, network="custom") if network else config
+        config = replace(config, env=register_env(env_fn)) if env_fn else config
         self.run_dir = run_directory(config)
         self.lock = RunLock(self.run_dir)
         self.spaces = spaces = probe_spaces(config)
@@ -47,9 +58,9 @@ class Trainer:
             refused.callback(self.compute.close)
             if config.resume and self.run_dir.is_dir():
                 self.claim()  # before the checkpoint is read, so that nobody can write a newer one meanwhile
-            checkpoint = load_run(self.run_dir / LATEST, config, spaces) if config.resume else None
+            checkpoint = load_run(self.run_dir / LATEST, config, spaces, network) if config.resume else None
             self.resumed = Config.from_json(checkpoint["config"]) if checkpoint else None  # its config until now
-            self.learner = Learner(config, spaces, self.compute)
+            self.learner = Learner(config, spaces, self.compute, network=network)
             self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
             self.scores, self.timer, self.stop = ScoreWindow(), StageTimer(), StopRequest()
             self.outputs = RunOutputs(self.lock, config, spaces, self.scores, self.timer, self.stop)
@@ -59,56 +70,118 @@ class Trainer:
                 self.state.load(self.run_dir / LATEST, checkpoint)
             refused.pop_all()
         self.started = self.episodes_continue = False
+        self.episodes: list[Episode] = []  # that ended in the last step
+        self.seconds = self.state.seconds_before  # of training, once the run has ended
+
+    @classmethod
+    def resume(
+        cls, run_dir: str | Path, *, network: NetworkFn | None = None, env_fn: EnvFn | None = None, **settings: Any
+    ) -> Trainer:
+        """Continue the run in `run_dir` with its own settings, changed by `settings`; ValueError where it cannot be."""
+        config = replace(saved_config(run_dir), resume=Path(run_dir), **settings)
+        return cls(config, network=network, env_fn=env_fn)
 
     def introduction(self) -> list[str]:
         """Lines that say what will be trained, on what, and where to watch it."""
         return introduction(self.config, self.spaces, self.learner.net, self.compute, self.run_dir)
 
-    def run(self) -> int:
-        """Train until the target, the budget or a signal, once. 0, or 128 + the signal's number.
+    def run(self) -> TrainingResult:
+        """Train until the target, the budget or a signal, once.
 
         Raises ValueError (the directory is in use), WorkerError (an environment fails again and again),
         FloatingPointError (a gradient is NaN or infinite), OSError (the last checkpoint cannot be written)
         or KeyboardInterrupt (a second SIGINT).
         """
-        with stop_on_signals(self.stop), closing(self):
-            self.claim()
-            if self.resumed and not self.stop and (reason := self.stop_reason()):
-                self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
-                return 0
+        with stop_on_signals(self.stop):
+            for _ in self:
+                pass
+        return self.result()
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Train as `run` does, and say after each step where the run is.
+
+        Leaving the loop ends the run with a checkpoint, as a signal does. Between two steps signals are the caller's.
+        """
+        try:
+            running = self._guarded(self._begin)
+            while running and self._guarded(self._step):
+                try:
+                    if not self.stop.by_caller:
+                        yield Progress(self.learner.env_steps, self.learner.updates, self.scores.mean, self.episodes)
+                except GeneratorExit:
+                    self.stop.by_caller = True
+            if running:
+                self._guarded(self._finish)
+        finally:
+            with stop_on_signals(self.stop):
+                self.close()
+
+    def result(self) -> TrainingResult:
+        """How the run has ended."""
+        scores, env_steps = self.scores, self.state.env_steps
+        return TrainingResult(
+            self.run_dir,
+            self.stop_reason(),
+            bool(finish_reason(self.config, env_steps, scores)),
+            env_steps,
+            self.seconds,
+            scores.episodes,
+            scores.mean,
+            scores.best_mean,
+            128 + self.stop.number if self.stop.number else 0,
+        )
+
+    def _guarded(self, step: Callable[[], bool]) -> bool:
+        """`step()`, while signals ask the run to stop; a second SIGINT ends the workers at once."""
+        with stop_on_signals(self.stop):
             try:
-                with self.outputs.starting():
-                    self.start()
-                self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_continue)
-                self.outputs.write_about(self.compute)
-                if self.wants_gpu and self.compute.device.type != "cuda":
-                    self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
-                self._train()
-            except WorkerError:
-                if not self.stop or self.outputs.is_open:
-                    raise
-                return 128 + self.stop.number  # the signal ended workers that were starting
-            except KeyboardInterrupt:  # a second SIGINT
+                return step()
+            except KeyboardInterrupt:
                 self.algorithm.close(failed=True)
                 raise
-            self.compute.close()
-            self.algorithm.close()
-            self.outputs.finish(self.stop_reason(), self.learner.metrics)
-        return 128 + self.stop.number if self.stop else 0
 
-    def _train(self) -> None:
-        """Collect and learn until there is a reason to stop, then write the last row and checkpoint."""
-        while True:
-            try:
-                if self.stop_reason():
-                    self.outputs.log(self.algorithm.drain(), self.learner.metrics, last=True)
-                    self.state.save_last(self.outputs)  # no row comes after the last checkpoint
-                    return
-                self.state.save_when_due(self.outputs)  # checkpoint; state in memory
-                stats = self.algorithm.training_step()  # collect a rollout [T, N], learn it
-                self.outputs.log(stats, self.learner.metrics)  # rows, when due
-            except WorkerError as error:
-                self.recovery.restart(error)  # back to the last state, new workers
+    def _begin(self) -> bool:
+        """Start workers and outputs; False where nothing is left to do, or where a signal ended starting workers."""
+        self.claim()
+        if self.resumed and not self.stop and (reason := self.stop_reason()):
+            self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
+            return False
+        try:
+            with self.outputs.starting():
+                self.start()
+        except WorkerError:
+            if not self.stop:
+                raise
+            return False
+        self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_continue)
+        self.outputs.write_about(self.compute)
+        if self.wants_gpu and self.compute.device.type != "cuda":
+            self.outputs.message(f"--cuda: {why_no_gpu(self.config)}, so this run uses the CPU")
+        return True
+
+    def _step(self) -> bool:
+        """Collect and learn; False where there is a reason to stop: the last row and checkpoint are written then."""
+        self.episodes = []
+        try:
+            if self.stop_reason():
+                self.outputs.log(self.algorithm.drain(), self.learner.metrics, last=True)
+                self.state.save_last(self.outputs)  # no row comes after the last checkpoint
+                return False
+            self.state.save_when_due(self.outputs)  # checkpoint; state in memory
+            stats = self.algorithm.training_step()  # collect a rollout [T, N], learn it
+            self.outputs.log(stats, self.learner.metrics)  # rows, when due
+            self.episodes = stats.episodes
+        except WorkerError as error:
+            self.recovery.restart(error)  # back to the last state, new workers
+        return True
+
+    def _finish(self) -> bool:
+        """End workers and outputs."""
+        self.compute.close()
+        self.algorithm.close()
+        self.seconds = self.timer.seconds
+        self.outputs.finish(self.stop_reason(), self.learner.metrics)
+        return True
 
     def stop_reason(self) -> str:
         """Why the run ends; an empty string while it continues."""

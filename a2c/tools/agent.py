@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from a2c.config.config import Config
-from a2c.envs.single import checked_spec, find_spec, is_atari, make_env
+from a2c.envs.single import EnvFn, checked_spec, find_spec, is_atari, make_env
+from a2c.networks import NetworkFn
 from a2c.policy import Policy
 from a2c.tools.load import load_policy
 
@@ -56,13 +57,20 @@ class Agent:
 
 
 def load(
-    run_dir: str | Path, checkpoint: str = "latest.pt", *, greedy: bool = False, seed: int = 0, cuda: bool = False
+    run_dir: str | Path,
+    checkpoint: str = "latest.pt",
+    *,
+    greedy: bool = False,
+    seed: int = 0,
+    cuda: bool = False,
+    network: NetworkFn | None = None,
+    env_fn: EnvFn | None = None,
 ) -> Agent:
     """The frozen policy of a run, of a directory with an exported one, or of a checkpoint.
 
-    `checkpoint`, and errors: as in `evaluate`. It samples actions with the seed `seed`, or takes the most likely ones
-    (`greedy`). It computes in float32, on the CPU or, with `cuda`, on the GPU where there is one.
+    `checkpoint`, `network`, `env_fn`, and errors: as in `evaluate`. It samples actions with the seed `seed`, or takes
+    the most likely ones (`greedy`). It computes in float32, on the CPU or, with `cuda`, on the GPU where there is one.
     """
-    config, net, state = load_policy(Path(run_dir), checkpoint, cuda)
+    config, net, state = load_policy(Path(run_dir), checkpoint, cuda, network, env_fn)
     net.to("cuda" if cuda and torch.cuda.is_available() else "cpu")
     return Agent(config, net, tuple(state["input_shape"]), greedy, seed)

@@ -48,7 +48,7 @@ ONE = {
 def run(run_dir, flags, algorithm="a3c", workers=1, code=0):
     config = parse_config([*flags, "--algorithm", algorithm, "--workers", str(workers), "--run-dir", str(run_dir)])
     whole = Trainer(config)
-    assert whole.run() == code
+    assert whole.run().exit_code == code
     return load_checkpoint(run_dir / "latest.pt")
 
 
@@ -193,7 +193,7 @@ def test_recovery_replaces_a_worker_that_dies_or_hangs(algorithm, sign, tmp_path
         return progress
 
     whole.algorithm.training_step = advance_and_hit
-    assert whole.run() == 128 + signal.SIGTERM
+    assert whole.run().exit_code == 128 + signal.SIGTERM
     out = capsys.readouterr().out
     said = "process of a worker died" if sign == signal.SIGKILL else "did not respond within 2 seconds"
     assert said in out and "every environment starts a new episode (try 1 of 3)" in out
@@ -243,7 +243,7 @@ def test_trainer_is_interrupted_and_resumed_and_leaves_no_process(algorithm, tmp
         return progress
 
     whole.algorithm.training_step = advance_and_interrupt
-    assert whole.run() == 130
+    assert whole.run().exit_code == 130
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
     assert whole.algorithm.workers is None
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
@@ -318,7 +318,7 @@ def test_sync_merges_the_statistics_of_all_workers(network, tmp_path):
         parse_config([*flags, "--algorithm", "a3c", "--workers", "3", "--no-progress", "--run-dir", str(tmp_path)])
     )
     parts = make_tasks(whole.config, 0)
-    assert whole.run() == 0
+    assert whole.run().exit_code == 0
     state = load_checkpoint(tmp_path / "latest.pt")
     counts = [int(slot.count) for slot in whole.algorithm.counters.statistics]
     assert len(counts) == 3 and all(count > 2 for count in counts)

@@ -110,7 +110,7 @@ def test_recovery_restarts_a_predictor_that_fails(tmp_path, capsys):
         return progress
 
     whole.algorithm.training_step = step_and_break
-    assert whole.run() == 0 and broken
+    assert whole.run().exit_code == 0 and broken
     assert "the predictor failed: RuntimeError: CUDA out of memory: restarted at" in capsys.readouterr().out
 
 
@@ -157,7 +157,7 @@ def test_ga3c_learns_every_decision_once_with_its_reward(tmp_path):
         learn(rollout, minibatches)
 
     whole.learner.learn = keep
-    assert whole.run() == 0
+    assert whole.run().exit_code == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["updates"] == len(batches) and state["env_steps"] == sum(map(len, batches)) >= 5000
     assert {batch.actions.shape for batch in batches} == {(32, 1)}  # 4 environments in 4 batches, as a2c has them

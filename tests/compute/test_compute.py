@@ -123,7 +123,7 @@ def test_trainer_leaves_the_caller_s_generators_alone(tmp_path):
     for number in (1, 2):
         trainer = Trainer(dataclasses.replace(config, run_dir=tmp_path / str(number), progress=False))
         weights.append([p.clone() for p in trainer.learner.net.parameters()])
-        assert trainer.run() == 0
+        assert trainer.run().exit_code == 0
     assert torch.equal(torch.rand(3), expected[0])
     assert np.array_equal(np.random.rand(3), expected[1]) and random.random() == expected[2]
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))

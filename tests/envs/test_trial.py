@@ -39,7 +39,7 @@ def run_dir(tmp_path_factory):
     """A run of Breakout after 40 decisions, with episodes of 50."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     flags = [*FLAGS, "--max-episode-frames", "200", "--stop-after", "40", "--no-progress", "--run-dir", str(run_dir)]
-    assert Trainer(parse_config(flags)).run() == 0
+    assert Trainer(parse_config(flags)).run().exit_code == 0
     return run_dir
 
 

@@ -52,7 +52,7 @@ def disturbed(run_dir, disturb, at=2, **changes):
     """A run of 480 decisions with `disturb()` called after its rollout number `at`; the trainer and its exit code."""
     trainer = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, **changes))
     after_rollout(trainer, lambda rollouts: disturb() if rollouts == at else None)
-    return trainer, trainer.run()
+    return trainer, trainer.run().exit_code
 
 
 def after_rollout(trainer, act):

@@ -91,14 +91,14 @@ def test_a_run_names_its_command_and_what_its_settings_stand_for(argv, command, 
 
 def test_a_resumed_run_keeps_what_was_true_before_and_replaces_a_damaged_file(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["a2c", "first"])
-    assert Trainer(tiny(tmp_path / "run", stop_after=80)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", stop_after=80)).run().exit_code == 0
     monkeypatch.setattr("sys.argv", ["a2c", "second"])
     resumed = parse_config(["--resume", str(tmp_path / "run"), "--no-progress", "--stop-after", "160"])
-    assert Trainer(resumed).run() == 0
+    assert Trainer(resumed).run().exit_code == 0
     path = tmp_path / "run" / "about.json"
     assert json.loads(path.read_text())["command"] == ["a2c first", "a2c second"]
     path.write_text("[1")
-    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"])).run() == 0
+    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--no-progress"])).run().exit_code == 0
     assert json.loads(path.read_text())["command"] == "a2c second"
 
 
@@ -106,7 +106,7 @@ def test_a_new_run_does_not_count_what_a_killed_start_has_written(tmp_path, monk
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "about.json").write_text('{"command": "a2c first"}')
     monkeypatch.setattr("sys.argv", ["a2c", "second"])
-    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run().exit_code == 0
     assert json.loads((tmp_path / "run" / "about.json").read_text())["command"] == "a2c second"
 
 
@@ -119,5 +119,5 @@ def test_no_run_ends_because_of_its_about_json(trouble, tmp_path, monkeypatch, c
         monkeypatch.setattr(about, "machine_facts", fail)
     else:
         (tmp_path / "run" / "about.json").mkdir(parents=True)
-    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run().exit_code == 0
     assert "about.json is not written" in capsys.readouterr().out

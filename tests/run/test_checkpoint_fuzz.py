@@ -86,7 +86,7 @@ def test_config_from_json_that_is_too_deep_or_too_large(text):
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "run"
-    assert Trainer(tiny(run_dir, total_env_steps=160, keep_policy_every=160)).run() == 0
+    assert Trainer(tiny(run_dir, total_env_steps=160, keep_policy_every=160)).run().exit_code == 0
     return run_dir
 
 

@@ -106,7 +106,7 @@ def test_run_state_waits_for_the_disk_at_the_end(tmp_path, monkeypatch):
         save(*args, **kwargs)
 
     monkeypatch.setattr(outputs, "save_checkpoint", refuse_twice)
-    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run().exit_code == 0
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 80 and len(refusals) == 3
 
 
@@ -163,7 +163,7 @@ def test_run_dir_is_locked_until_the_curve_is_drawn(tmp_path, monkeypatch):
         refused.append(1)
 
     monkeypatch.setattr(outputs, "draw_curve", draw)
-    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0 and refused
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run().exit_code == 0 and refused
     lock.take()
     lock.release()
 
@@ -208,7 +208,7 @@ def test_run_dir_that_is_impossible_is_refused_in_one_line(bad, capsys):
 def test_run_dir_with_only_a_lock_counts_as_empty(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").touch()
-    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run().exit_code == 0
     with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 1
 
@@ -233,5 +233,5 @@ def test_curve_is_drawn_at_checkpoints_but_not_at_every_one(tmp_path, monkeypatc
     for every, times in ((3600.0, 1), (0.0, 7)):  # the run begins with a checkpoint, five are within it
         drawn.clear()
         monkeypatch.setattr(outputs, "CURVE_EVERY", every)
-        assert Trainer(tiny(tmp_path / str(every), checkpoint_every=80)).run() == 0
+        assert Trainer(tiny(tmp_path / str(every), checkpoint_every=80)).run().exit_code == 0
         assert drawn == ["CartPole-v1, seed 0"] * times

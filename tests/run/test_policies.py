@@ -25,7 +25,7 @@ def kept(run_dir):
 def straight(tmp_path_factory):
     """A run of 480 decisions, 80 per rollout, that keeps a policy every 150."""
     run_dir = tmp_path_factory.mktemp("kept") / "run"
-    assert Trainer(tiny(run_dir, keep_policy_every=150)).run() == 0
+    assert Trainer(tiny(run_dir, keep_policy_every=150)).run().exit_code == 0
     return run_dir
 
 
@@ -43,7 +43,7 @@ def test_a_policy_is_kept_at_the_first_step_at_or_after_each_multiple(straight):
 
 
 def test_keeping_policies_changes_nothing_else(straight, tmp_path):
-    assert Trainer(tiny(tmp_path / "run")).run() == 0
+    assert Trainer(tiny(tmp_path / "run")).run().exit_code == 0
     assert not (tmp_path / "run" / "policies").exists()
     with_files, without = (load_checkpoint(path / "latest.pt") for path in (straight, tmp_path / "run"))
     for part in ("network", "optimizer", "algorithm", "scores", "metrics"):
@@ -53,9 +53,9 @@ def test_keeping_policies_changes_nothing_else(straight, tmp_path):
 @pytest.mark.parametrize("stop_after", [80, 240, 320])
 def test_a_resumed_run_keeps_the_same_files(straight, stop_after, tmp_path):
     run_dir = tmp_path / "run"
-    assert Trainer(tiny(run_dir, keep_policy_every=150, stop_after=stop_after)).run() == 0
+    assert Trainer(tiny(run_dir, keep_policy_every=150, stop_after=stop_after)).run().exit_code == 0
     assert list(kept(run_dir)) == [steps for steps in (160, 320) if steps <= stop_after]
-    assert Trainer(tiny(None, resume=run_dir, keep_policy_every=150)).run() == 0
+    assert Trainer(tiny(None, resume=run_dir, keep_policy_every=150)).run().exit_code == 0
     assert kept(run_dir) == kept(straight)
 
 
@@ -68,12 +68,12 @@ def test_a_policy_holds_the_resolved_config_without_the_settings_of_a_session(st
 
 def test_files_of_later_decisions_are_removed_when_a_run_goes_back(straight, tmp_path):
     run_dir = tmp_path / "run"
-    assert Trainer(tiny(run_dir, keep_policy_every=150, stop_after=240)).run() == 0
+    assert Trainer(tiny(run_dir, keep_policy_every=150, stop_after=240)).run().exit_code == 0
     for steps in (320, 480):  # of a process that was killed after it had written latest.pt
         shutil.copy(straight / "policies" / f"{steps:09}.pt", run_dir / "policies")
     (run_dir / "policies" / "000000480.pt.tmp").write_bytes(b"half")
     (run_dir / "policies" / "mine.pt").write_bytes(b"not ours")
-    assert Trainer(tiny(None, resume=run_dir, keep_policy_every=0)).run() == 0
+    assert Trainer(tiny(None, resume=run_dir, keep_policy_every=0)).run().exit_code == 0
     assert sorted(path.name for path in (run_dir / "policies").iterdir()) == ["000000160.pt", "mine.pt"]
 
 
@@ -109,7 +109,7 @@ def test_a_policy_that_the_disk_refuses_is_kept_later_and_the_run_says_so_once(t
         disk.full = 2 <= rollouts < 5
 
     after_rollout(trainer, fill)
-    assert trainer.run() == 0
+    assert trainer.run().exit_code == 0
     assert list(kept(tmp_path / "run")) == [400, 480]  # 400: the one that was due at 160, and at 320
     assert capsys.readouterr().out.count("cannot write to") == 1
 
@@ -128,7 +128,7 @@ def test_a_file_where_the_policies_belong_stops_no_checkpoint(tmp_path, monkeypa
 def test_the_other_algorithms_keep_policies_too(algorithm, tmp_path):
     run_dir = tmp_path / "run"
     config = tiny(run_dir, algorithm=algorithm, workers=2, keep_policy_every=400, total_env_steps=2000)
-    assert Trainer(config).run() == 0
+    assert Trainer(config).run().exit_code == 0
     steps = list(kept(run_dir))
     assert [at // 400 for at in steps] == sorted({at // 400 for at in steps}) and steps[-1] >= 2000
     last = load_checkpoint(kept_policies(run_dir)[steps[-1]])

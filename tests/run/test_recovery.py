@@ -38,7 +38,7 @@ def play(run_dir, flags, disturb=None):
     """A run with `disturb(trainer)` called after its fifth rollout; its last checkpoint."""
     run = Trainer(parse_config([*flags, "--run-dir", str(run_dir)]))
     after_rollout(run, lambda rollouts: disturb(run) if rollouts == 5 and disturb else None)
-    assert run.run() == 0
+    assert run.run().exit_code == 0
     return load_checkpoint(run_dir / "latest.pt")
 
 
@@ -115,7 +115,7 @@ def test_recovery_resets_its_count_after_progress(tmp_path, monkeypatch):
         return training_step()
 
     run.algorithm.training_step = kill_and_step
-    assert run.run() == 0 and len(killed) == 2
+    assert run.run().exit_code == 0 and len(killed) == 2
 
 
 def test_recovery_ends_where_workers_cannot_start(tmp_path, monkeypatch):

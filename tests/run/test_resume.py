@@ -33,7 +33,7 @@ def run(run_dir, flags, stops):
         where = ["--resume" if i else "--run-dir", str(run_dir)]
         given = [] if i else flags  # a resumed run has them in its config.json
         config = parse_config([*given, "--stop-after", str(stop), "--log-every", "1e-6", "--no-progress", *where])
-        assert Trainer(config).run() == 0
+        assert Trainer(config).run().exit_code == 0
     return load_checkpoint(run_dir / "latest.pt")
 
 
@@ -77,9 +77,9 @@ def test_trainer_resumed_after_a_signal_to_its_process_group(tmp_path):
     assert stopped.returncode == 143
     at = load_checkpoint(tmp_path / "stopped" / "latest.pt")["env_steps"]
     resume = ["--resume", str(tmp_path / "stopped"), "--stop-after", str(at + 400), "--no-progress"]
-    assert Trainer(parse_config(resume)).run() == 0
+    assert Trainer(parse_config(resume)).run().exit_code == 0
     config = parse_config(resume)
-    assert Trainer(replace(config, run_dir=tmp_path / "straight", resume=None)).run() == 0
+    assert Trainer(replace(config, run_dir=tmp_path / "straight", resume=None)).run().exit_code == 0
     resumed, straight = (load_checkpoint(tmp_path / name / "latest.pt") for name in ("stopped", "straight"))
     for part in ("network", "optimizer", "algorithm", "scores", "updates"):
         assert same(straight[part], resumed[part]), part
@@ -91,7 +91,7 @@ def test_trainer_resumed_with_another_sliding_batch_continues_its_episodes(until
     run(tmp_path / "run", [*flags, "--gae-lambda", "1", "--num-minibatches", "1", "--sliding-batch", until], [64])
     now = 16 - int(until)
     resume = ["--resume", str(tmp_path / "run"), "--sliding-batch", str(now), "--stop-after", "128", "--no-progress"]
-    assert Trainer(parse_config(resume)).run() == 0
+    assert Trainer(parse_config(resume)).run().exit_code == 0
     assert "resumed at 64 env_steps; its episodes continue" in capsys.readouterr().out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] == 128 and (state["algorithm"]["windows"] is not None) == (now > 0)
@@ -157,7 +157,7 @@ def test_trainer_starts_new_episodes_where_the_old_ones_are_not_restored_exactly
     run(tmp_path / "run", flags, [40])
     set_state = AtariGame.set_state
     monkeypatch.setattr(AtariGame, "set_state", lambda self, state: set_state(self, state) and False)
-    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run() == 0
+    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run().exit_code == 0
     assert "resumed at 40 env_steps; every environment starts a new episode" in capsys.readouterr().out
 
 
@@ -177,7 +177,7 @@ def test_trainer_resumed_may_change_environment_settings(tmp_path):
     run(tmp_path / "run", [*flags, "--frame-size", "42"], [40])
     changes = ["--terminal-on-life-loss", "--max-episode-frames", "200", "--noop-max", "0", "--stop-after", "200"]
     trainer = Trainer(parse_config(["--resume", str(tmp_path / "run"), *changes]))
-    assert trainer.run() == 0
+    assert trainer.run().exit_code == 0
     with open(tmp_path / "run" / "episodes.csv", newline="", encoding="utf-8") as file:
         assert max(int(row["length"]) for row in csv.DictReader(file)) <= 50
 

@@ -47,7 +47,7 @@ def test_recovery_removes_the_rows_of_episodes_that_are_replayed(algorithm, tmp_
         return stats
 
     whole.algorithm.training_step = step_and_kill
-    assert whole.run() == 0 and not kill_at
+    assert whole.run().exit_code == 0 and not kill_at
     state = load_checkpoint(run_dir / "latest.pt")
     played = lengths(run_dir)
     assert len(played) == whole.scores.episodes == state["scores"]["episodes"] > 100
@@ -75,7 +75,7 @@ def test_checkpoint_counts_at_every_moment_the_rows_that_a_resumed_run_keeps(alg
         look()
 
     whole.algorithm.training_step, whole.outputs.log = look_and_step, log_and_look
-    assert whole.run() == 0
+    assert whole.run().exit_code == 0
     look()
     assert all(rows == episodes for rows, episodes in looks) and looks[-1][1] > 50
 

@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "finished"
     flags = [*TINY, "--log-every", "1e-6", "--checkpoint-every", "80", "--lr-final", "1", "--no-progress"]
     flags += ["--keep-policy-every", "80"]
-    assert Trainer(parse_config([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)])).run() == 0
+    assert Trainer(parse_config([*flags, "--total-env-steps", "240", "--run-dir", str(run_dir)])).run().exit_code == 0
     return run_dir
 
 
@@ -209,7 +209,7 @@ def test_run_lock_is_taken_again_in_a_directory_that_was_removed(tmp_path):
             refused.append(refusal)
 
     after_rollout(run, remove_and_look)
-    assert run.run() == 0 and refused
+    assert run.run().exit_code == 0 and refused
     lock = RunLock(run_dir)
     lock.take()  # free after the run
     lock.release()

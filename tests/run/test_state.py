@@ -83,7 +83,7 @@ def test_run_state_load_refuses_damaged_content_in_one_line(trainer, tmp_path):
 
 
 def test_run_state_of_a_resumed_run_keeps_its_wall_time(tmp_path):
-    assert Trainer(tiny(tmp_path / "run", stop_after=160)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", stop_after=160)).run().exit_code == 0
     before = load_checkpoint(tmp_path / "run" / "latest.pt")["seconds"]
     resumed = Trainer(tiny(None, resume=tmp_path / "run"))
     resumed.start()

@@ -56,7 +56,7 @@ def test_stop_reason_of_a_target_holds_whatever_episodes_end_later(tmp_path, cap
     run_dir = tmp_path / "run"
     whole = Trainer(parse_config(flags_of("a2c", run_dir, "--target-score", "12")))
     whole.algorithm.drain = lambda: TrainingStats(0, [Episode(0, 0.0, 1)] * 100, {})  # episodes that workers finish
-    assert whole.run() == 0 and whole.scores.mean < 12
+    assert whole.run().exit_code == 0 and whole.scores.mean < 12
     assert "CartPole-v1: reached a mean score of" in capsys.readouterr().out
     assert cli.train(["--resume", str(run_dir)]) == 0
     assert "finished already" in capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_trainer_saves_a_finished_run_after_its_last_row(tmp_path):
     whole.algorithm.drain = lambda: done.append("drain") or TrainingStats(0, [], {})
     whole.outputs.log = lambda *args, **kwargs: log(*args, **kwargs) or done.append("log")
     whole.outputs.save = lambda name, state: done.append(state["env_steps"]) or save(name, state)
-    assert whole.run() == 0
+    assert whole.run().exit_code == 0
     assert done == [0, "log", 128, "log", 256, "log", 384, "log", 512, "log", "drain", "log", 640]
 
 

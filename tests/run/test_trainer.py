@@ -23,7 +23,7 @@ from a2c.run.trainer import Trainer
 def run_dir(tmp_path_factory):
     """A finished run of 480 decisions of CartPole."""
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
-    assert Trainer(tiny(run_dir, log_every=1e-6)).run() == 0
+    assert Trainer(tiny(run_dir, log_every=1e-6)).run().exit_code == 0
     return run_dir
 
 
@@ -113,7 +113,7 @@ def test_trainer_of_a_finished_run_ends_at_once(run_dir):
 
 def test_trainer_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", total_env_steps=100_000, target_score=5.0, num_envs=8))
-    assert trainer.run() == 0
+    assert trainer.run().exit_code == 0
     assert trainer.scores.episodes >= 100 and trainer.learner.env_steps < 10_000  # random play scores 20 or so
     assert load_checkpoint(tmp_path / "run" / "best.pt")["env_steps"] == trainer.learner.env_steps
 
@@ -131,7 +131,7 @@ def test_trainer_saves_checkpoints_during_the_run(tmp_path, monkeypatch):
 def test_trainer_loses_nothing_at_a_signal_while_a_row_is_written(tmp_path, monkeypatch):
     trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
     monkeypatch.setattr("a2c.run.outputs.Display.show", lambda self, row: signal.raise_signal(signal.SIGINT))
-    assert trainer.run() == 130
+    assert trainer.run().exit_code == 130
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == trainer.learner.env_steps == 80
 
 
@@ -251,7 +251,7 @@ def test_a_trainer_runs_once(tmp_path):
 
 
 def test_trainer_with_deterministic_gives_the_same_bits_and_restores_torch_settings(run_dir, tmp_path):
-    assert Trainer(tiny(tmp_path / "run", deterministic=True)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", deterministic=True)).run().exit_code == 0
     assert not torch.are_deterministic_algorithms_enabled()
     plain, strict = (load_checkpoint(path / "latest.pt")["network"] for path in (run_dir, tmp_path / "run"))
     assert all(torch.equal(plain[name], strict[name]) for name in plain)
@@ -261,13 +261,13 @@ def test_trainer_warns_once_of_a_policy_that_hardly_explores(tmp_path, capsys):
     trainer = Trainer(tiny(tmp_path / "run", log_every=1e-6))
     with torch.no_grad():
         trainer.learner.net.policy[-1].bias.copy_(torch.tensor([20.0, 0.0]))
-    assert trainer.run() == 0
+    assert trainer.run().exit_code == 0
     out = capsys.readouterr().out
     assert out.count("entropy has fallen under 5% of a uniform policy's") == 1
 
 
 def test_trainer_without_clipping_reports_gradients(tmp_path):
-    assert Trainer(tiny(tmp_path / "run", max_grad_norm=0.0, log_every=1e-6)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", max_grad_norm=0.0, log_every=1e-6)).run().exit_code == 0
     assert float(rows(tmp_path / "run" / "metrics.csv")[-1]["grad_max"]) > 0
 
 

@@ -29,7 +29,10 @@ PARTS = ("network", "optimizer", "algorithm", "scores", "updates")
 
 
 def undisturbed(run_dir, env_steps):
-    assert Trainer(parse_config([*FLAGS, "--total-env-steps", str(env_steps), "--run-dir", str(run_dir)])).run() == 0
+    assert (
+        Trainer(parse_config([*FLAGS, "--total-env-steps", str(env_steps), "--run-dir", str(run_dir)])).run().exit_code
+        == 0
+    )
     return load_checkpoint(run_dir / "latest.pt")
 
 
@@ -58,7 +61,7 @@ def test_trainer_killed_at_random_moments_gives_the_same_bits(tmp_path):
     print(f"\n{killed} kills of the trainer, {during_a_save} inside a save, at {state['env_steps']} env_steps")
     straight = tmp_path / "straight"
     flags = [*FLAGS, "--total-env-steps", str(total), "--stop-after", str(state["env_steps"])]
-    assert Trainer(parse_config([*flags, "--run-dir", str(straight)])).run() == 0
+    assert Trainer(parse_config([*flags, "--run-dir", str(straight)])).run().exit_code == 0
     expected = load_checkpoint(straight / "latest.pt")
     for part in PARTS:
         assert same(expected[part], state[part]), part
@@ -84,7 +87,7 @@ def test_recovery_from_workers_killed_at_random_moments_gives_the_same_bits(tmp_
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        assert run.run() == 0
+        assert run.run().exit_code == 0
     finally:
         over.set()
         thread.join()

@@ -13,7 +13,7 @@ from a2c.policy import initial_state, step
 def run_dir(request, tmp_path_factory):
     """A finished run of 160 decisions of CartPole."""
     run_dir = tmp_path_factory.mktemp("runs") / request.param
-    assert a2c.Trainer(tiny(run_dir, network=request.param, total_env_steps=160)).run() == 0
+    assert a2c.Trainer(tiny(run_dir, network=request.param, total_env_steps=160)).run().exit_code == 0
     return run_dir
 
 
@@ -65,7 +65,7 @@ def test_agent_does_not_repeat_its_random_actions_when_the_number_of_environment
 def test_agent_takes_the_pixels_of_a_game_and_refuses_others(tmp_path):
     settings = {"env": "pong", "backend": "sync", "num_envs": 1, "network": "small", "frame_size": 42}
     run = a2c.Trainer(tiny(tmp_path / "run", **settings, rollout_steps=2, num_minibatches=1, total_env_steps=2))
-    assert run.run() == 0 and run.config.env == "PongNoFrameskip-v4"  # so that `--resume` knows it
+    assert run.run().exit_code == 0 and run.config.env == "PongNoFrameskip-v4"  # so that `--resume` knows it
     agent = a2c.load(tmp_path / "run" / "latest.pt")
     env = agent.make_env()
     obs, _ = env.reset()

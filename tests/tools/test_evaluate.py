@@ -82,7 +82,7 @@ def registered():
 def good(tmp_path_factory, registered):
     run_dir = tmp_path_factory.mktemp("policies") / "run"
     settings = {"backend": "sync", "num_envs": 2, "rollout_steps": 5, "total_env_steps": 20, "threads": 1}
-    assert Trainer(Config(env="Fragile-v0", run_dir=run_dir, progress=False, **settings)).run() == 0
+    assert Trainer(Config(env="Fragile-v0", run_dir=run_dir, progress=False, **settings)).run().exit_code == 0
     return run_dir
 
 

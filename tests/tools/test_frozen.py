@@ -21,7 +21,7 @@ def trained(tmp_path_factory):
     """A run of 640 decisions (8 rollouts) that kept a policy every 160, but none at its end."""
     run_dir = tmp_path_factory.mktemp("frozen") / "run"
     trainer = Trainer(replace(tiny(run_dir), total_env_steps=560, keep_policy_every=160))
-    assert trainer.run() == 0
+    assert trainer.run().exit_code == 0
     assert list(kept_policies(run_dir)) == [160, 320, 480]
     return run_dir
 

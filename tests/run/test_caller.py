@@ -1,0 +1,221 @@
+"""Training from a program: step by step, with a network and an environment of one's own."""
+
+import signal
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from runs import tiny
+from torch import nn
+
+import a2c
+from a2c.cli import commands as cli
+from a2c.run.checkpoint import CheckpointError, load_checkpoint
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, input_shape, n_actions):
+        super().__init__()
+        self.normalizer = "a name that means something else here"
+        self.body = nn.Sequential(nn.Linear(*input_shape, 8), nn.Tanh())
+        self.policy, self.value = nn.Linear(8, n_actions), nn.Linear(8, 1)
+
+    def forward(self, obs):
+        hidden = self.body(obs)
+        return self.policy(hidden), self.value(hidden)
+
+
+class Recurrent(nn.Module):
+    rnn_state_size = 8
+
+    def __init__(self, input_shape, n_actions):
+        super().__init__()
+        self.cell, self.policy, self.value = nn.GRUCell(*input_shape, 8), nn.Linear(8, n_actions), nn.Linear(8, 1)
+
+    def forward(self, obs):
+        return self.step(obs, torch.zeros(len(obs), 8))[:2]
+
+    def step(self, obs, rnn_state):
+        rnn_state = self.cell(obs, rnn_state)
+        return self.policy(rnn_state), self.value(rnn_state), rnn_state
+
+    def replay(self, obs, starts, rnn_state):
+        logits, values = [], []
+        for step_obs, start in zip(obs, starts, strict=True):
+            step_logits, step_values, rnn_state = self.step(step_obs, rnn_state * ~start[:, None])
+            logits.append(step_logits)
+            values.append(step_values)
+        return torch.cat(logits), torch.cat(values)
+
+
+class Plane(gym.Env):
+    """Pays 1 for action 1, for ten steps."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.random(3, dtype=np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.np_random.random(3, dtype=np.float32), float(action), self.steps == 10, False, {}
+
+
+def network_of(run_dir):
+    return load_checkpoint(run_dir / "latest.pt")["network"]
+
+
+def same(first, second):
+    return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_iterating_trains_as_run_does_and_says_where_it_is(tmp_path):
+    trainer = a2c.Trainer(tiny(tmp_path / "steps"))
+    seen = list(trainer)
+    a2c.Trainer(tiny(tmp_path / "run")).run()
+    assert same(network_of(tmp_path / "steps"), network_of(tmp_path / "run"))
+    assert [progress.env_steps for progress in seen] == [80, 160, 240, 320, 400, 480]
+    assert [progress.updates for progress in seen] == [4, 8, 12, 16, 20, 24]
+    episodes = [episode.score for progress in seen for episode in progress.episodes]
+    assert len(episodes) == trainer.result().episodes and seen[-1].score == pytest.approx(np.mean(episodes))
+
+
+def test_leaving_the_loop_saves_and_the_run_continues_exactly(tmp_path):
+    trainer = a2c.Trainer(tiny(tmp_path / "left"))
+    for progress in trainer:
+        if progress.env_steps == 160:
+            break
+    result = trainer.result()
+    assert (result.env_steps, result.finished, result.exit_code) == (160, False, 0)
+    assert result.reason == "stopped by the caller"
+    assert load_checkpoint(tmp_path / "left" / "latest.pt")["env_steps"] == 160
+    result = a2c.Trainer.resume(tmp_path / "left").run()
+    a2c.Trainer(tiny(tmp_path / "straight")).run()
+    assert result.finished and same(network_of(tmp_path / "left"), network_of(tmp_path / "straight"))
+
+
+def test_an_error_in_the_loop_is_the_callers_and_the_run_is_saved(tmp_path):
+    def train():
+        for _ in a2c.Trainer(tiny(tmp_path / "run")):
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        train()
+    assert a2c.Trainer.resume(tmp_path / "run").run().finished  # and its lock is free
+
+
+def test_signals_between_two_steps_are_the_callers(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        for _ in a2c.Trainer(tiny(tmp_path / "run")):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_result_says_how_the_run_has_ended(tmp_path):
+    result = a2c.Trainer(tiny(tmp_path / "run")).run()
+    scores = [float(line.split(",")[2]) for line in (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]]
+    assert result.finished and result.reason == "all environment steps done" and result.exit_code == 0
+    assert result.episodes == len(scores) and result.score == pytest.approx(np.mean(scores[-100:]))
+    assert result.best_score == -np.inf and result.env_steps == 480 and result.seconds > 0
+    assert f"score: {result.score:.1f} (mean of the last 100 of {len(scores)} episodes)" in repr(result)
+    assert str(tmp_path / "run") in repr(result)
+
+
+def test_result_of_a_finished_run_that_is_resumed(tmp_path):
+    first = a2c.Trainer(tiny(tmp_path / "run")).run()
+    again = a2c.Trainer.resume(tmp_path / "run").run()
+    assert again.finished and (again.env_steps, again.score) == (first.env_steps, first.score)
+    assert 0 < again.seconds <= first.seconds
+
+
+@pytest.mark.parametrize("network", [TwoLayers, Recurrent])
+@pytest.mark.parametrize("algorithm", ["a2c", "ga3c"])
+def test_own_network_learns_resumes_and_plays(tmp_path, network, algorithm):
+    changes = {"algorithm": algorithm, "workers": 1 if algorithm == "ga3c" else 0}
+    config = tiny(tmp_path / "run", stop_after=160, **changes)
+    trainer = a2c.Trainer(config, network=network)
+    before = {name: value.clone() for name, value in trainer.learner.net.state_dict().items()}
+    assert not trainer.run().finished
+    after = network_of(tmp_path / "run")
+    assert list(before) == list(after) and not any(torch.equal(before[name], after[name]) for name in before)
+    assert a2c.Trainer.resume(tmp_path / "run", network=network).run().finished
+    agent = a2c.load(tmp_path / "run", network=network)
+    obs, _ = agent.make_env().reset(seed=0)
+    assert type(agent.policy.net) is network and agent.act(obs) in (0, 1)
+    assert a2c.evaluate(tmp_path / "run", 2, network=network).shape == (2,)
+
+
+def test_own_network_continues_bit_for_bit(tmp_path):
+    a2c.Trainer(tiny(tmp_path / "run", stop_after=240), network=TwoLayers).run()
+    a2c.Trainer.resume(tmp_path / "run", network=TwoLayers).run()
+    a2c.Trainer(tiny(tmp_path / "straight"), network=TwoLayers).run()
+    assert same(network_of(tmp_path / "run"), network_of(tmp_path / "straight"))
+
+
+def test_own_network_must_be_given_again(tmp_path, capsys):
+    a2c.Trainer(tiny(tmp_path / "run", stop_after=80), network=TwoLayers).run()
+    for use in (a2c.Trainer.resume, a2c.load):
+        with pytest.raises(ValueError, match="network custom must be given in Python, as the argument network"):
+            use(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="belongs to another network"):
+        a2c.load(tmp_path / "run", network=Recurrent)
+    assert cli.main(["evaluate", str(tmp_path / "run")]) == 2
+    assert cli.main(["train", "--network", "custom", "--env", "CartPole-v1", "--backend", "sync"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_own_network_of_a3c_must_be_importable(tmp_path):
+    class Local(TwoLayers):
+        pass
+
+    with pytest.raises(ValueError, match="network must be a class that workers of a3c can import"):
+        a2c.Trainer(tiny(tmp_path / "run", algorithm="a3c"), network=Local)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda obs: obs, "must map obs .B, 4. of torch.float32 to .logits .B, A., values"),
+        (lambda obs: (obs[:, :3], obs[:, :1]), r"got \[\[2, 3\], \[2, 1\]\] for B = 2 and A = 2"),
+        (lambda obs: (obs[:, :2], obs[:, 0]), r"got \[\[2, 2\], \[2\]\]"),
+        (lambda obs: obs @ torch.zeros(5, 2), "RuntimeError"),
+    ],
+)
+def test_own_network_is_checked_before_anything_starts(tmp_path, answer, message):
+    class Wrong(TwoLayers):
+        def forward(self, obs):
+            return answer(obs)
+
+    with pytest.raises(ValueError, match=message):
+        a2c.Trainer(tiny(tmp_path / "run"), network=Wrong)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("env_fn", [Plane, lambda: Plane(), partial(Plane)])
+def test_own_environment_needs_no_id(tmp_path, backend, env_fn):
+    config = tiny(tmp_path / "run", backend=backend, num_envs=2, total_env_steps=1200, stop_after=400, gamma=0.5)
+    first = a2c.Trainer(config, env_fn=env_fn).run()
+    last = a2c.Trainer.resume(tmp_path / "run", env_fn=env_fn).run()
+    assert first.episodes == 40 and last.finished and last.score > first.score
+    scores = a2c.evaluate(tmp_path / "run", 4, env_fn=env_fn)
+    assert scores.shape == (4,) and scores.max() <= 10
+    agent = a2c.load(tmp_path / "run", env_fn=env_fn)
+    assert agent.make_env().reset(seed=1)[0].shape == (3,)
+
+
+def test_own_environment_must_be_given_again_in_another_process(tmp_path, capsys):
+    a2c.Trainer(tiny(tmp_path / "run", stop_after=80), env_fn=Plane).run()
+    gym.registry.pop("custom/Plane-v0")
+    assert cli.main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "env must be a registered Gymnasium id, got 'custom/Plane-v0'" in capsys.readouterr().err
+
+
+def test_help_explains_every_field_of_config():
+    text = a2c.Config.__doc__
+    for name, meaning in {"gamma": "Discount factor (0 to 1).", "seed": "Seed of environments"}.items():
+        assert f"\n    {name}: {meaning}" in text
