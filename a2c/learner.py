@@ -16,10 +16,11 @@ from a2c.compute.optimizer import load_optimizer, make_optimizer
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
-from a2c.networks import NetworkFn, check_network, make_network
+from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
+from a2c.policy import check_network
 from a2c.rollout import Rollout
-from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients
+from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, describe_update
 
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
@@ -193,40 +194,6 @@ class Learner:
             f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
             "try a lower learning_rate or a higher epsilon of the optimiser"
         )
-
-
-def describe_update(
-    result: Gradients, grad_norm: Tensor, net: nn.Module, max_grad_norm: float, entropy_coef: float
-) -> dict[str, float]:
-    """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
-    norm, loss = float(grad_norm), result.loss
-    entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))
-    return {
-        "advantage": float(loss.advantage),
-        "values": float(result.values),
-        "batch_rewards": float(result.returns),
-        "loss_entropy": -entropy_coef * float(loss.entropy),
-        "loss_policy": float(loss.policy),
-        "loss_value": float(loss.value),
-        "loss_total": float(loss.total),
-        "entropy": float(loss.entropy),
-        "ratio": float(loss.ratio),
-        "approx_kl": float(loss.approx_kl),
-        "explained_variance": explained_variance(result),
-        "grad_l2": norm,
-        "grad_max": float(entries.abs().max()) * undo_clip,
-        "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
-    }
-
-
-def explained_variance(result: Gradients) -> float:
-    """Share of the variance of a batch's returns that the value head explains; NaN where all returns are equal."""
-    returns, squared, error, bias = map(
-        float, (result.returns, result.squared_returns, result.loss.value, result.loss.advantage)
-    )
-    variance = squared - returns**2
-    return 1.0 - (error - bias**2) / variance if variance > 1e-5 * squared else math.nan  # else it is rounding
 
 
 def check_finite(network: dict[str, Tensor]) -> None:

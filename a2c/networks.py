@@ -11,13 +11,11 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
-from a2c.envs.single import Spaces
 from a2c.normalizers import FrameNorm, PixelNorm
 
 NetworkFn = Callable[[tuple[int, ...], int], nn.Module]  # makes a network for (shape of one observation, actions A)
@@ -207,21 +205,6 @@ def make_network(
     if kind == "atari":
         return AtariA2C(input_shape, n_actions, normalizer)
     return SharedA2C(kind, input_shape, n_actions, normalizer)
-
-
-def check_network(net: nn.Module, spaces: Spaces) -> None:
-    """ValueError where `net`, which somebody else has written, does not map observations to logits and values."""
-    obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
-    shape = ", ".join(map(str, ("B", *spaces.obs_shape)))
-    rule = f"network must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
-    try:
-        with torch.no_grad():
-            logits, values = net(obs)
-        shapes = [list(logits.shape), list(values.shape)]
-    except Exception as error:
-        raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
-    if shapes != [[2, spaces.n_actions], [2, 1]]:
-        raise ValueError(f"{rule}, got {shapes} for B = 2 and A = {spaces.n_actions}")
 
 
 def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:

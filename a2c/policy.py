@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from a2c.envs.single import Spaces
 
 
 class Decision(NamedTuple):
@@ -74,6 +77,21 @@ class Policy:
         if (saved.shape, saved.dtype) != (self.rnn_state.shape, self.rnn_state.dtype):
             raise ValueError(f"rnn_state must be float32 {list(self.rnn_state.shape)}, got {list(saved.shape)}")
         self.rnn_state = saved.to(self.rnn_state.device)
+
+
+def check_network(net: nn.Module, spaces: Spaces) -> None:
+    """ValueError where `net`, which somebody else has written, does not map observations to logits and values."""
+    obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
+    shape = ", ".join(map(str, ("B", *spaces.obs_shape)))
+    rule = f"network must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
+    try:
+        with torch.no_grad():
+            logits, values = net(obs)
+        shapes = [list(logits.shape), list(values.shape)]
+    except Exception as error:
+        raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
+    if shapes != [[2, spaces.n_actions], [2, 1]]:
+        raise ValueError(f"{rule}, got {shapes} for B = 2 and A = {spaces.n_actions}")
 
 
 def initial_state(net: nn.Module, num_envs: int, device: str | torch.device = "cpu") -> Tensor:

@@ -1,4 +1,4 @@
-"""One clipped optimiser step: gradients, clip, step."""
+"""One clipped optimiser step: gradients, clip, step; and what it says about itself."""
 
 from __future__ import annotations
 
@@ -98,3 +98,37 @@ def clipped_step(
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
     optimizer.step()
     return norm
+
+
+def describe_update(
+    result: Gradients, grad_norm: Tensor, net: nn.Module, max_grad_norm: float, entropy_coef: float
+) -> dict[str, float]:
+    """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
+    norm, loss = float(grad_norm), result.loss
+    entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))
+    return {
+        "advantage": float(loss.advantage),
+        "values": float(result.values),
+        "batch_rewards": float(result.returns),
+        "loss_entropy": -entropy_coef * float(loss.entropy),
+        "loss_policy": float(loss.policy),
+        "loss_value": float(loss.value),
+        "loss_total": float(loss.total),
+        "entropy": float(loss.entropy),
+        "ratio": float(loss.ratio),
+        "approx_kl": float(loss.approx_kl),
+        "explained_variance": explained_variance(result),
+        "grad_l2": norm,
+        "grad_max": float(entries.abs().max()) * undo_clip,
+        "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
+    }
+
+
+def explained_variance(result: Gradients) -> float:
+    """Share of the variance of a batch's returns that the value head explains; NaN where all returns are equal."""
+    returns, squared, error, bias = map(
+        float, (result.returns, result.squared_returns, result.loss.value, result.loss.advantage)
+    )
+    variance = squared - returns**2
+    return 1.0 - (error - bias**2) / variance if variance > 1e-5 * squared else math.nan  # else it is rounding

@@ -30,6 +30,10 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.number != 0 or self.by_caller
 
+    def leave(self) -> None:
+        """Record that the program that trains wants to stop."""
+        self.by_caller = True
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """A signal handler: record the first signal; raise KeyboardInterrupt at a second SIGINT."""
         if self and number == signal.SIGINT:

@@ -110,8 +110,7 @@ def _check_format(state: Any, path: Path) -> None:
             f"checkpoint {path} was written by a2c {writer} in format {number}, a2c {__version__} reads format "
             f"{FORMAT}: {advice}"
         )
-    missing = [key for key in (POLICY if is_policy(state) else REQUIRED) if key not in state]
-    if missing:
+    if missing := [key for key in (POLICY if is_policy(state) else REQUIRED) if key not in state]:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no {', '.join(missing)}{_advice(path)}")
 
 
@@ -122,8 +121,7 @@ def _check_archive(path: Path) -> None:
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
         if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
             raise ValueError("its entries are larger than the file")
-        damaged = archive.testzip()
-        if damaged is not None:
+        if (damaged := archive.testzip()) is not None:
             raise ValueError(f"the checksum of its entry {damaged} is wrong")
         for entry in entries:
             if entry.filename.lower().endswith("data.pkl"):  # torch finds names in either case
@@ -205,10 +203,7 @@ def make_checked(
 
 
 def load_run(path: Path, config: Config, spaces: Spaces, network: NetworkFn | None = None) -> dict[str, Any]:
-    """`load_checkpoint` to resume a run; CheckpointError where env, algorithm, optimizer or network differ.
-
-    CheckpointError for a policy file, too.
-    """
+    """`load_checkpoint` to resume a run; CheckpointError for a policy file, or another env, algorithm or network."""
     state = load_checkpoint(path)
     if is_policy(state):
         raise CheckpointError(

@@ -109,7 +109,7 @@ class Trainer:
                     if not self.stop.by_caller:
                         yield Progress(self.learner.env_steps, self.learner.updates, self.scores.mean, self.episodes)
                 except GeneratorExit:
-                    self.stop.by_caller = True
+                    self.stop.leave()
             if running:
                 self._guarded(self._finish)
         finally:

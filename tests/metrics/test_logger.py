@@ -15,13 +15,12 @@ from a2c.compute.compute import Compute
 from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
-from a2c.learner import describe_update, explained_variance
 from a2c.metrics.logger import METRICS, SCORES, TAGS, EventFile, RunLogger
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
 from a2c.metrics.text import format_number
 from a2c.networks import MlpA2C
-from a2c.update import compute_gradients
+from a2c.update import compute_gradients, describe_update, explained_variance
 
 
 def events(run_dir):
