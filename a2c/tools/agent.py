@@ -56,7 +56,7 @@ class Agent:
 
 
 def load(
-    run_dir: str | Path, checkpoint: str = "latest.pt", *, greedy: bool = False, seed: int = 0, cuda: bool = False
+    run_dir: str | Path, checkpoint: str | None = None, *, greedy: bool = False, seed: int = 0, cuda: bool = False
 ) -> Agent:
     """The frozen policy of a run, of a directory with an exported one, or of a checkpoint.
 

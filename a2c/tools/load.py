@@ -14,31 +14,47 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import probe_spaces
 from a2c.processes.errors import raising_worker_error
-from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
+from a2c.run.checkpoint import BEST, LATEST, CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
+
+
+def checkpoint_path(run_dir: Path, checkpoint: str | None = None) -> Path:
+    """The checkpoint file that `run_dir` and `checkpoint` name; it may be missing.
+
+    `run_dir`: a run directory, or a checkpoint. `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run
+    directory, or the path of a file elsewhere; None: `best.pt` where there is one, else `latest.pt`. ValueError for a
+    `checkpoint` beside a `run_dir` that is a file.
+    """
+    run_dir = Path(run_dir)
+    if run_dir.is_file():
+        if checkpoint is not None:
+            raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")
+        return run_dir
+    if checkpoint is None:
+        return run_dir / (BEST if (run_dir / BEST).is_file() else LATEST)
+    path = run_dir / checkpoint
+    if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
+        return Path(checkpoint)
+    return path
 
 
 def load_policy(
-    run_dir: Path, checkpoint: str = "latest.pt", cuda: bool = False
+    run_dir: Path, checkpoint: str | None = None, cuda: bool = False
 ) -> tuple[Config, nn.Module, dict[str, Any]]:
-    """Config, network (in evaluation mode) and checkpoint of a run.
+    """Config, network (in evaluation mode) and content of the checkpoint that `checkpoint_path` finds.
 
-    `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run directory, or the path of a file elsewhere.
-    `run_dir` may also be a checkpoint itself.
     Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown
     here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
     """
-    if Path(run_dir).is_file():
-        if checkpoint != LATEST:
-            raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")
-        run_dir, checkpoint = Path(run_dir).parent, Path(run_dir).name
-    path = Path(run_dir) / checkpoint
-    if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
-        path = Path(checkpoint)
+    return load_file(checkpoint_path(run_dir, checkpoint), cuda)
+
+
+def load_file(path: Path, cuda: bool = False) -> tuple[Config, nn.Module, dict[str, Any]]:
+    """`load_policy` of the checkpoint `path`."""
     with closing(Compute(Config(threads=1))):  # operators on one thread
-        return _load_policy(path, cuda)
+        return _load_file(path, cuda)
 
 
-def _load_policy(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict[str, Any]]:
+def _load_file(path: Path, cuda: bool) -> tuple[Config, nn.Module, dict[str, Any]]:
     state = load_checkpoint(path)
     try:
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
