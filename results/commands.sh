@@ -21,7 +21,7 @@ a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 
 for game in breakout qbert; do
     out=runs/results/$game
     rm -f "$out/latest.pt"
-    a2c export "$out/atari/seed-0" "$out/latest.pt" --half
+    a2c export "$out/atari/seed-0" "$out/latest.pt" --checkpoint latest.pt --half
     a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.tmp"
     mv "$out/evaluation.tmp" "$out/evaluation.json"
     a2c record "$out" --out "$out/film.webp"

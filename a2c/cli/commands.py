@@ -105,30 +105,22 @@ def _train(config: Config) -> int:
 
 
 def _evaluate(options: Evaluate) -> int:
-    """Print mean with its interval, standard deviation, minimum and maximum of the scores, or everything as JSON."""
-    from a2c.metrics.text import format_number
-    from a2c.tools.evaluate import play
+    """Print protocol and results, or everything as JSON; on a terminal, a bar meanwhile."""
+    from a2c.metrics.console import episode_bar
+    from a2c.tools.evaluate import describe, play
 
-    evaluation = play(
-        options.run_dir,
-        options.episodes,
-        checkpoint=options.checkpoint,
-        greedy=options.greedy,
-        seed=options.seed,
-        cuda=options.cuda,
-    )
+    with episode_bar(options.episodes) as watch:
+        evaluation = play(
+            options.run_dir,
+            options.episodes,
+            checkpoint=options.checkpoint,
+            greedy=options.greedy,
+            seed=options.seed,
+            cuda=options.cuda,
+            watch=watch,
+        )
     summary = evaluation.summary()
-    if options.json:
-        print(json.dumps(_finite(summary), indent=2, allow_nan=False))
-        return 0
-    episodes = f"{options.episodes} {'episode' if options.episodes == 1 else 'episodes'}"
-    low, high = summary["interval"]
-    interval = f" (95 % interval {low:.2f} to {high:.2f})" if math.isfinite(high - low) else ""
-    print(
-        f"{episodes} of {options.run_dir}, {summary['actions']} actions: mean {summary['mean']:.2f}{interval}, "
-        f"standard deviation {summary['standard_deviation']:.2f}, "
-        f"min {format_number(summary['min'])}, max {format_number(summary['max'])}"
-    )
+    print(json.dumps(_finite(summary), indent=2, allow_nan=False) if options.json else "\n".join(describe(summary)))
     return 0
 
 

@@ -19,8 +19,8 @@ class Evaluate:
     """Run directory, or a checkpoint or policy file (path)."""
     episodes: int = 30
     """Number of episodes (count)."""
-    checkpoint: str = "latest.pt"
-    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
+    checkpoint: str | None = None
+    """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -39,8 +39,8 @@ class RecordVideo:
     """Run directory, or a checkpoint or policy file (path)."""
     out: Path | None = None
     """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in that directory)."""
-    checkpoint: str = "latest.pt"
-    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
+    checkpoint: str | None = None
+    """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -55,8 +55,8 @@ class Export:
     """Run directory, or a checkpoint (path)."""
     out: Annotated[Path, tyro.conf.Positional]
     """New file to write, .pt (path)."""
-    checkpoint: str = "latest.pt"
-    """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
+    checkpoint: str | None = None
+    """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
     half: bool = False
     """Store parameters as float16, in half the space; they are loaded as float32."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from a2c.metrics.meters import StageTimer
@@ -37,6 +38,26 @@ class QuietLive(Live):
     def refresh(self) -> None:
         with suppress(Exception):
             super().refresh()
+
+
+@contextmanager
+def episode_bar(total: int) -> Iterator[Callable[[int, Sequence[float]], None]]:
+    """A bar of `total` episodes on stderr, where that is a terminal; yields what updates it.
+
+    The function takes the decisions and the scores so far.
+    """
+    console = QuietConsole(stderr=True, highlight=False)
+    shown = (MofNCompleteColumn(), TextColumn("episodes, mean {task.fields[mean]}, {task.fields[decisions]} decisions"))
+    off = not console.is_terminal or console.is_dumb_terminal
+    bar = Progress(BarColumn(20), *shown, TimeElapsedColumn(), console=console, transient=True, disable=off)
+    task = bar.add_task("", total=total, mean="-", decisions="0")
+
+    def update(decisions: int, scores: Sequence[float]) -> None:
+        mean = format_score(sum(scores) / len(scores)) if scores else "-"
+        bar.update(task, completed=len(scores), mean=mean, decisions=f"{decisions:,}")
+
+    with bar:
+        yield update
 
 
 class Display:

@@ -25,6 +25,7 @@ from a2c.processes.errors import WorkerError
 FORMAT = 7
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the last checkpoint and the one before it
+BEST = "best.pt"  # the checkpoint with the highest mean score of the 100 episodes before it
 ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
 # What the pickle of a checkpoint may name. Torch allows more, such as a bytearray, which can take any amount of memory.
 NAMES = re.compile(

@@ -14,10 +14,9 @@ from a2c.envs.single import Spaces
 from a2c.envs.trial import restores_exactly
 from a2c.learner import Learner, check_finite
 from a2c.metrics.meters import ScoreWindow, StageTimer
-from a2c.run.checkpoint import LATEST, raising_checkpoint_error
+from a2c.run.checkpoint import BEST, LATEST, raising_checkpoint_error
 from a2c.run.outputs import RunOutputs
 
-BEST = "best.pt"
 CAPTURE_EVERY = 25  # rollouts (of 20 decisions) between two copies in memory
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses the last checkpoint
 

@@ -13,7 +13,7 @@ from a2c.config.config import Config
 from a2c.envs.single import EnvFn, checked_spec, find_spec, is_atari, make_env
 from a2c.networks import NetworkFn
 from a2c.policy import Policy
-from a2c.tools.load import load_policy
+from a2c.tools.load import Custom, load_policy
 
 
 class Agent:
@@ -58,7 +58,7 @@ class Agent:
 
 def load(
     run_dir: str | Path,
-    checkpoint: str = "latest.pt",
+    checkpoint: str | None = None,
     *,
     greedy: bool = False,
     seed: int = 0,
@@ -71,6 +71,6 @@ def load(
     `checkpoint`, `network`, `env_fn`, and errors: as in `evaluate`. It samples actions with the seed `seed`, or takes
     the most likely ones (`greedy`). It computes in float32, on the CPU or, with `cuda`, on the GPU where there is one.
     """
-    config, net, state = load_policy(Path(run_dir), checkpoint, cuda, network, env_fn)
+    config, net, state = load_policy(Path(run_dir), checkpoint, cuda, Custom(network, env_fn))
     net.to("cuda" if cuda and torch.cuda.is_available() else "cpu")
     return Agent(config, net, tuple(state["input_shape"]), greedy, seed)

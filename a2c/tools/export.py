@@ -9,7 +9,7 @@ from a2c.run.policies import save_policy
 from a2c.tools.load import load_policy
 
 
-def export(run_dir: str | Path, out: str | Path, *, checkpoint: str = "latest.pt", half: bool = False) -> int:
+def export(run_dir: str | Path, out: str | Path, *, checkpoint: str | None = None, half: bool = False) -> int:
     """Write the policy of a run's checkpoint to the new file `out`, and return its env_steps.
 
     It is a policy file (`a2c.run.policies`) and ends in `.pt`; `half`: with parameters as float16. Raises

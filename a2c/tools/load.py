@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -15,46 +15,66 @@ from a2c.config.config import Config
 from a2c.envs.single import EnvFn, probe_spaces, register_env
 from a2c.networks import NetworkFn
 from a2c.processes.errors import raising_worker_error
-from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
+from a2c.run.checkpoint import BEST, LATEST, CheckpointError, load_checkpoint, make_checked, raising_checkpoint_error
+
+
+class Custom(NamedTuple):
+    """What the `Trainer` of a run was given that is not a2c's, and that no checkpoint holds."""
+
+    network: NetworkFn | None = None
+    env_fn: EnvFn | None = None
+
+
+NOTHING = Custom()
+
+
+def checkpoint_path(run_dir: Path, checkpoint: str | None = None) -> Path:
+    """The checkpoint file that `run_dir` and `checkpoint` name; it may be missing.
+
+    `run_dir`: a run directory, or a checkpoint. `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run
+    directory, or the path of a file elsewhere; None: `best.pt` where there is one, else `latest.pt`. ValueError for a
+    `checkpoint` beside a `run_dir` that is a file.
+    """
+    run_dir = Path(run_dir)
+    if run_dir.is_file():
+        if checkpoint is not None:
+            raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")
+        return run_dir
+    if checkpoint is None:
+        return run_dir / (BEST if (run_dir / BEST).is_file() else LATEST)
+    path = run_dir / checkpoint
+    if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
+        return Path(checkpoint)
+    return path
 
 
 def load_policy(
-    run_dir: Path,
-    checkpoint: str = "latest.pt",
-    cuda: bool = False,
-    network: NetworkFn | None = None,
-    env_fn: EnvFn | None = None,
+    run_dir: Path, checkpoint: str | None = None, cuda: bool = False, custom: Custom = NOTHING
 ) -> tuple[Config, nn.Module, dict[str, Any]]:
-    """Config, network (in evaluation mode) and checkpoint of a run.
+    """Config, network (in evaluation mode) and content of the checkpoint that `checkpoint_path` finds.
 
-    `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run directory, or the path of a file elsewhere.
-    `run_dir` may also be a checkpoint itself. `network` and `env_fn`: what the `Trainer` was given.
     Raises CheckpointError for a checkpoint that cannot be used, ValueError for an environment that is unknown
     here, WorkerError for one that fails. Nothing large is allocated before the checkpoint fits the environment.
     """
-    if Path(run_dir).is_file():
-        if checkpoint != LATEST:
-            raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")
-        run_dir, checkpoint = Path(run_dir).parent, Path(run_dir).name
-    path = Path(run_dir) / checkpoint
-    if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
-        path = Path(checkpoint)
+    return load_file(checkpoint_path(run_dir, checkpoint), cuda, custom)
+
+
+def load_file(path: Path, cuda: bool = False, custom: Custom = NOTHING) -> tuple[Config, nn.Module, dict[str, Any]]:
+    """`load_policy` of the checkpoint `path`."""
     with closing(Compute(Config(threads=1))):  # operators on one thread
-        return _load_policy(path, cuda, network, env_fn)
+        return _load_file(path, cuda, custom)
 
 
-def _load_policy(
-    path: Path, cuda: bool, network: NetworkFn | None, env_fn: EnvFn | None
-) -> tuple[Config, nn.Module, dict[str, Any]]:
+def _load_file(path: Path, cuda: bool, custom: Custom) -> tuple[Config, nn.Module, dict[str, Any]]:
     state = load_checkpoint(path)
     try:
         config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    config = replace(config, env=register_env(env_fn)) if env_fn else config
+    config = replace(config, env=register_env(custom.env_fn)) if custom.env_fn else config
     with raising_worker_error(ValueError):
         spaces = probe_spaces(config)
     with raising_checkpoint_error(path):
-        net = make_checked(state, config, spaces, path, network)
+        net = make_checked(state, config, spaces, path, custom.network)
         net.load_state_dict(state["network"], assign=True)
     return config, net.eval(), state

@@ -44,7 +44,7 @@ def record_video(
     run_dir: str | Path,
     out: str | Path,
     *,
-    checkpoint: str = "latest.pt",
+    checkpoint: str | None = None,
     greedy: bool = False,
     seed: int = 10_000,
 ) -> Video:

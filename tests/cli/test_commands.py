@@ -102,6 +102,8 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["evaluate", "no/such/run"], ["checkpoint must be a file", "no/such/run"]),
         (["evaluate"], ["PATH"]),
         (["evaluate", __file__, "--checkpoint", "best.pt"], ["checkpoint must be left out where run_dir is a file"]),
+        (["evaluate", __file__, "--checkpoint", "latest.pt"], ["checkpoint must be left out where run_dir is a file"]),
+        (["record", __file__, "--checkpoint", "latest.pt"], ["checkpoint must be left out where run_dir is a file"]),
         (["evaluate", ".", "--episodes", "0"], ["episodes must be at least 1", "got 0"]),
         (["evaluate", ".", "--episodes", "x"], ["--episodes", "'x'"]),
         (["evaluate", ".", "--seed", "-1"], ["seed must be at least 0", "got -1"]),
@@ -160,7 +162,8 @@ def test_train_without_enough_memory_ends_in_one_line_and_frees_its_directory(ca
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 def test_main_without_enough_memory_ends_in_one_line(command, capsys, monkeypatch):
     module = importlib.import_module("a2c.tools.record_video" if command == "record" else "a2c.tools.evaluate")
-    monkeypatch.setattr(module, "load_policy", lambda *_: torch.empty(2**60))
+    load = "load_policy" if command == "record" else "load_file"
+    monkeypatch.setattr(module, load, lambda *_: torch.empty(2**60))
     assert cli.main([command, "."]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: out of memory: use fewer environments") and err.count("\n") == 1, err

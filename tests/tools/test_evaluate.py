@@ -23,7 +23,9 @@ from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError
-from a2c.tools.evaluate import evaluate
+from a2c.tools.agent import load
+from a2c.tools.evaluate import describe, evaluate, play
+from a2c.tools.export import export
 from a2c.tools.record_video import record_video
 
 CLEAR = Path("/proc/self/clear_refs")  # Linux only
@@ -348,3 +350,61 @@ def test_json_of_scores_that_are_not_finite_and_of_few_episodes_is_valid(good, c
     monkeypatch.setattr(Fragile, "step", lambda env, action: (np.zeros(2, np.float32), 1.0, True, False, {}))
     assert cli.main(["evaluate", str(good), "--episodes", "4"]) == 0
     assert "mean 1.00, standard deviation 0.00" in capsys.readouterr().out  # no interval
+
+
+def test_the_best_checkpoint_is_played_unless_another_is_named(good, tmp_path, capsys):
+    run_dir = changed(good, tmp_path, put("env_steps", value=20))
+    assert play(run_dir, 1).checkpoint == run_dir / "latest.pt"
+    state = torch.load(run_dir / "latest.pt", weights_only=True)
+    torch.save({**state, "env_steps": 10}, run_dir / "best.pt")
+    assert (play(run_dir, 1).checkpoint, play(run_dir, 1).env_steps) == (run_dir / "best.pt", 10)
+    assert play(run_dir, 1, checkpoint="latest.pt").env_steps == 20
+    assert play(run_dir / "latest.pt", 1).env_steps == 20
+    assert export(run_dir, tmp_path / "policy.pt") == 10
+    (run_dir / "latest.pt").unlink()
+    assert load(run_dir).act(np.zeros(2, np.float32)) in (0, 1)
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
+    assert f"{run_dir / 'best.pt'}, after 10 decisions" in capsys.readouterr().out
+
+
+def test_evaluate_prints_protocol_and_results(good, capfd, monkeypatch):
+    rewards = iter(range(1, 1000))
+    monkeypatch.setattr(Fragile, "step", lambda env, action: (np.zeros(2, np.float32), next(rewards), True, False, {}))
+    assert cli.main(["evaluate", str(good), "--episodes", "6", "--seed", "3", "--greedy"]) == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""  # the bar is for terminals
+    assert shown.out.splitlines() == [
+        f"policy    {good / 'latest.pt'}, after 20 decisions",
+        "protocol  6 episodes of Fragile-v0, seed 3",
+        "          greedy actions",
+        "score     mean 3.50 (95 % interval 1.54 to 5.46), standard deviation 1.71",
+        "          median 3.5, min 1, max 6",
+        "length    mean 1.0 decisions",
+    ]
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_on_a_terminal_evaluate_shows_a_bar_on_stderr_alone(json_flag, good, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes a stream for a terminal then
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["evaluate", str(good), "--episodes", "3", *json_flag]) == 0
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err and "mean 7.0" in shown.err and "21 decisions" in shown.err
+    assert "episodes, mean" not in shown.out and (not json_flag or json.loads(shown.out)["episodes"] == 3)
+
+
+def test_an_atari_game_is_compared_with_a_human_where_the_table_has_it(tmp_path):
+    settings = {"backend": "sync", "num_envs": 1, "rollout_steps": 4, "total_env_steps": 4, "max_episode_frames": 40}
+    settings |= {"preset": "pong-fast", "progress": False, "precision": "float32", "noop_max": 0, "threads": 1}
+    for env, figures in (("PongNoFrameskip-v4", (-20.7, 14.6)), ("ALE/Othello-v5", (None, None))):
+        run_dir = tmp_path / env[:3]
+        assert Trainer(Config(**{**settings, "env": env, "run_dir": run_dir})).run() == 0
+        summary = play(run_dir, 2).summary()
+        assert (summary["random_score"], summary["human_score"]) == figures
+        lines = "\n".join(describe(summary))
+        if figures[0] is None:
+            assert summary["human_normalized"] is None and "human" not in lines
+            assert "sampled actions, sticky actions 0.25, no no-ops" in lines
+        else:
+            assert summary["human_normalized"] == pytest.approx((summary["mean"] + 20.7) / 35.3)
+            assert "no sticky actions" in lines and "(0 % is a random player, -20.7; 100 % a human, 14.6)" in lines
