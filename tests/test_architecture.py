@@ -36,7 +36,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         "trainer",
     ),
     "tools": (
-        *("load", "agent", "evaluate", "record_video", "export"),
+        *("load", "agent", "evaluate", "record_video", "onnx_model", "export"),
         *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),

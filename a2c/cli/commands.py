@@ -155,7 +155,7 @@ def _record(options: RecordVideo) -> int:
 
 
 def _export(options: Export) -> int:
-    """Write a policy file and print its size."""
+    """Write a policy file or an ONNX model and print its size."""
     from a2c.tools.export import export
 
     env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)

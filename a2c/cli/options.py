@@ -49,16 +49,16 @@ class RecordVideo:
 
 @dataclass(frozen=True)
 class Export:
-    """Write the policy of a run to one small file, which can be evaluated and recorded but not resumed."""
+    """Write the policy of a run to one small file: .pt to evaluate and record, .onnx for runtimes other than torch."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory, or a checkpoint (path)."""
     out: Annotated[Path, tyro.conf.Positional]
-    """New file to write, .pt (path)."""
+    """New file to write, .pt or .onnx (path)."""
     checkpoint: str = "latest.pt"
     """Checkpoint or policy file: latest.pt, best.pt or policies/... of the run, or a file elsewhere (path)."""
     half: bool = False
-    """Store parameters as float16, in half the space; they are loaded as float32."""
+    """Store parameters of a .pt file as float16, in half the space; they are loaded as float32."""
 
 
 @dataclass(frozen=True)
