@@ -45,6 +45,8 @@ class RecordVideo:
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
     """Seed of environment and sampling (integer, 0 or more)."""
+    tensorboard: bool = False
+    """Add the film, a .gif then, to TensorBoard's images of the run."""
 
 
 @dataclass(frozen=True)
