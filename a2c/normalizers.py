@@ -99,11 +99,15 @@ class FrameNorm(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., H, W]` pixels 0..255 to `[..., H, W]` float32; divided by 255 before the first `update`."""
+        mean, std = self.moments()
+        return obs.to(torch.float32, copy=True).sub_(mean).div_(std + 1e-8)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of a frame, without bias, as float32 scalars."""
         bias = (1.0 - self.ALPHA ** self.count.double()).clamp(min=1e-12)
         fresh = self.count == 0
         mean = torch.where(fresh, 0.0, self.mean / bias).float()
-        std = torch.where(fresh, 255.0, self.std / bias).float()
-        return obs.to(torch.float32, copy=True).sub_(mean).div_(std + 1e-8)
+        return mean, torch.where(fresh, 255.0, self.std / bias).float()
 
     @torch.no_grad()
     def update(self, frames: Tensor) -> None:

@@ -22,7 +22,10 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         *("learner", "unpack_batch"),
     ),
     "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
-    "metrics": ("text", "meters", "files", "logger", "panel", "console", "results", "plots"),
+    "metrics": (
+        *("text", "meters", "files", "wandb_process", "wandb_run", "logger"),
+        *("panel", "console", "results", "plots"),
+    ),
     "run": (
         "run_dir",
         "about",
@@ -37,7 +40,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         "trainer",
     ),
     "tools": (
-        *("load", "agent", "human_scores", "evaluate", "record_video", "export"),
+        *("load", "agent", "human_scores", "evaluate", "record_video", "tensorboard_video", "onnx_model", "export"),
         *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),

@@ -139,15 +139,21 @@ def _record(options: RecordVideo) -> int:
     from a2c.tools.record_video import record_video
 
     folder = options.run_dir.parent if options.run_dir.is_file() else options.run_dir
-    out = options.out or folder / "episode.mp4"
+    out = options.out or folder / ("episode.gif" if options.tensorboard else "episode.mp4")
+    if options.tensorboard:
+        from a2c.tools.tensorboard_video import check_gif, log_video
+
+        check_gif(out)
     video = record_video(options.run_dir, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
     what = "one episode" if video.ended else "the beginning of an episode"
     print(f"{out}: {what} of {options.run_dir}, score {format_number(video.score)}, {video.length:,} decisions")
+    if options.tensorboard:
+        print(f"{log_video(options.run_dir, out, options.checkpoint)}: the film, for TensorBoard")
     return 0
 
 
 def _export(options: Export) -> int:
-    """Write a policy file and print its size."""
+    """Write a policy file or an ONNX model and print its size."""
     from a2c.tools.export import export
 
     env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)

@@ -45,20 +45,22 @@ class RecordVideo:
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
     """Seed of environment and sampling (integer, 0 or more)."""
+    tensorboard: bool = False
+    """Add the film, a .gif then, to TensorBoard's images of the run."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write the policy of a run to one small file, which can be evaluated and recorded but not resumed."""
+    """Write the policy of a run to one small file: .pt to evaluate and record, .onnx for runtimes other than torch."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory, or a checkpoint (path)."""
     out: Annotated[Path, tyro.conf.Positional]
-    """New file to write, .pt (path)."""
+    """New file to write, .pt or .onnx (path)."""
     checkpoint: str | None = None
     """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
     half: bool = False
-    """Store parameters as float16, in half the space; they are loaded as float32."""
+    """Store parameters of a .pt file as float16, in half the space; they are loaded as float32."""
 
 
 @dataclass(frozen=True)

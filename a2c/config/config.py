@@ -142,6 +142,8 @@ class Config:
     """Interval between policy files that are kept, in policies/ of the run directory (env_steps; 0 = off)."""
     log_every: Annotated[float, Range(0.0, 86_400.0, above=True)] = 5.0
     """Interval between progress lines and rows of metrics.csv (seconds)."""
+    wandb: bool = False
+    """Send the rows of metrics to Weights & Biases, too (needs a2c[wandb])."""
     progress: bool = True
     """Show a live progress display (plain lines where the output is not a terminal)."""
 

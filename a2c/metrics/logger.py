@@ -1,4 +1,4 @@
-"""The log files of a run: config.json, metrics.csv, episodes.csv, TensorBoard events.
+"""The log files of a run: config.json, metrics.csv, episodes.csv, TensorBoard events; rows for Weights & Biases.
 
 `METRICS` lists everything that is logged, with meaning and unit.
 """
@@ -12,12 +12,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.files import CsvTable, write_atomically
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.text import format_number
+from a2c.metrics.wandb_run import WandbRun
 
 METRICS = {
     "env_steps": "agent decisions summed over environments (count)",
@@ -49,7 +51,7 @@ METRICS = {
     "share_act": "share of wall time in which the policy acts (0 to 1)",
     "share_learn": "share of wall time in which the network learns (0 to 1)",
 }
-GROUPS = {  # of TensorBoard's tags, such as loss/loss_value
+GROUPS = {  # of the tags of TensorBoard and wandb, such as loss/loss_value
     "score": ("reward", "reward_100", "best_reward_100", "length_100", "episodes"),
     "loss": ("loss_policy", "loss_value", "loss_entropy", "loss_total"),
     "value": ("values", "batch_rewards", "advantage", "explained_variance"),
@@ -76,6 +78,7 @@ class RunLogger:
         self._episodes = CsvTable(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
         self._first_step = None if keep_until is None else keep_until + 1
         self._board: EventFile | None = None
+        self._wandb: WandbRun | None = None
 
     def episodes(self, env_steps: int, seconds: float, episodes: Sequence[Episode]) -> None:
         """Write one row of episodes.csv per finished episode."""
@@ -85,8 +88,12 @@ class RunLogger:
         """Write one row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
         self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
         points = {TAGS[name]: value for name, value in row.items() if name != "env_steps"}
+        if self.config.wandb:
+            self._wandb = self._wandb or WandbRun(self.run_dir, self.config)
+            self._wandb.add(int(row["env_steps"]), points)
         if self._board is None:
             self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
+            self._board.text("config", settings_table(self.config), int(row["env_steps"]))
         self._board.add(int(row["env_steps"]), time.time(), points)
 
     def rewind(self, env_steps: int) -> None:
@@ -95,6 +102,10 @@ class RunLogger:
         self._episodes.rewind(env_steps)
         self._close_board()
         self._first_step = env_steps + 1
+
+    def messages(self) -> list[str]:
+        """What wandb has to tell since the last call."""
+        return self._wandb.messages() if self._wandb else []
 
     def keep_config(self) -> None:
         """Write config.json again where it has been removed."""
@@ -105,6 +116,8 @@ class RunLogger:
     def close(self) -> None:
         """Write the rows that wait and close every file."""
         with ExitStack() as closing:
+            if self._wandb:
+                closing.callback(self._wandb.close)
             closing.callback(self._close_board)
             for table in (self._metrics, self._episodes):
                 closing.callback(table.add, [])
@@ -148,10 +161,40 @@ class EventFile:
                 self._writer.write_event(self._events.Event(step=step, wall_time=seconds, summary=summary))
         self._writer.flush()
 
+    def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Write a text, which TensorBoard shows as Markdown."""
+        from tensorboardX.summary import text as text_summary
+
+        self._write(text_summary(tag, text), step, time.time())
+
+    def image(self, tag: str, content: bytes, size: tuple[int, int], step: int = 0) -> None:
+        """Write an image file, such as a GIF, which moves in TensorBoard; `size` is its height and width (pixels)."""
+        picture = self._summaries.Summary.Image(
+            height=size[0], width=size[1], colorspace=3, encoded_image_string=content
+        )
+        value = self._summaries.Summary.Value(tag=tag, image=picture)
+        self._write(self._summaries.Summary(value=[value]), step, time.time())
+
+    def _write(self, summary: Any, step: int, seconds: float) -> None:
+        self._writer.write_event(self._events.Event(step=step, wall_time=seconds, summary=summary))
+        self._writer.flush()
+
     def close(self) -> None:
         """Close the file; may be called twice."""
         with suppress(ValueError):  # it is closed
             self._writer.close()
+
+
+def settings_table(config: Config) -> str:
+    """The settings of a run as a Markdown table, those first that differ from the defaults of `Config`."""
+    rows = [(name, value, getattr(Config, name)) for name, value in vars(config).items()]
+    rows.sort(key=lambda row: row[1] == row[2])  # stable: otherwise in the order of the fields
+    lines = [f"| {name} | {_markdown(value)} | {_markdown(default)} |" for name, value, default in rows]
+    return "\n".join(["| setting | value | default |", "| --- | --- | --- |", *lines])
+
+
+def _markdown(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _cell(name: str, value: float | str) -> float | str:

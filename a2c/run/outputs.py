@@ -18,6 +18,7 @@ from a2c.metrics.logger import RunLogger
 from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.metrics.panel import Panel
 from a2c.metrics.plots import draw_curve
+from a2c.metrics.wandb_run import check_wandb
 from a2c.processes.signals import StopRequest
 from a2c.run.about import run_facts, write_about
 from a2c.run.checkpoint import LATEST, save_checkpoint
@@ -41,7 +42,11 @@ class RunOutputs:
     def __init__(
         self, lock: RunLock, config: Config, spaces: Spaces, scores: ScoreWindow, timer: StageTimer, stop: StopRequest
     ) -> None:
-        """Nothing is written before `open`; `scores` and `timer` are fed by `log`."""
+        """Nothing is written before `open`; `scores` and `timer` are fed by `log`.
+
+        ValueError where `config` asks for a package that is missing.
+        """
+        check_wandb(config)
         self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
         self.uniform_entropy = math.log(max(spaces.n_actions, 2))  # nats
         self.display = Display(Panel(config, spaces.frames_per_step, self.run_dir), timer, stop)
@@ -117,6 +122,7 @@ class RunOutputs:
     def _log_row(self, row: dict[str, float]) -> None:
         self.row = row
         self._attempt(lambda: self.logger.metrics(row))
+        self._pass_on_messages()
         self.display.show(row)
         if row.get("entropy", math.inf) < COLLAPSED * self.uniform_entropy:
             self.message(
@@ -171,8 +177,13 @@ class RunOutputs:
         try:
             if self.is_open:
                 self._attempt(self.logger.close)
+                self._pass_on_messages()
         finally:
             self.display.close()
+
+    def _pass_on_messages(self) -> None:
+        for text in self.logger.messages():
+            self.message(text, once=True)
 
     def draw_curve_when_due(self) -> None:
         """Draw curve.png, if that was long ago compared with the time that it takes."""

@@ -28,11 +28,16 @@ def save_policy(path: Path, state: dict[str, Any], half: bool = False) -> None:
     leaves an old file untouched.
     """
     policy = {name: state[name] for name in POLICY if name in state}
-    config = json.loads(state["config"]) | {name: getattr(Config, name) for name in PER_SESSION}
-    policy["config"] = json.dumps(config, indent=2) + "\n"
+    policy["config"] = policy_config(state)
     if half:
         policy["network"] = {name: _half(name, value) for name, value in state["network"].items()}
     save_checkpoint(path, policy)
+
+
+def policy_config(state: dict[str, Any]) -> str:
+    """The config of the checkpoint `state` as JSON, without the settings of a session."""
+    config = json.loads(state["config"]) | {name: getattr(Config, name) for name in PER_SESSION}
+    return json.dumps(config, indent=2) + "\n"
 
 
 def keep_policy(run_dir: Path, state: dict[str, Any]) -> None:

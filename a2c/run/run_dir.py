@@ -20,7 +20,8 @@ LOCK = "lock"
 FILES = ("config.json", "about.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
 STARTED = FILES[:4]  # what a start writes before its first checkpoint
 POLICIES = "policies"  # directory of the policy files that a run keeps
-GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard", POLICIES)  # written in place, so none may be a link
+# Written in place, so none may be a link.
+GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard", "wandb", POLICIES)
 LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed
 
 

@@ -1,32 +1,47 @@
-"""Export: the policy of a run as one small file, to keep or to publish."""
+"""Export: the policy of a run as one small file, to keep, to publish, or to use without torch."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from a2c.metrics.files import write_atomically
 from a2c.run.policies import save_policy
 from a2c.tools.load import load_policy
+from a2c.tools.onnx_model import has_onnx, onnx_model
 
 
 def export(run_dir: str | Path, out: str | Path, *, checkpoint: str | None = None, half: bool = False) -> int:
     """Write the policy of a run's checkpoint to the new file `out`, and return its env_steps.
 
-    It is a policy file (`a2c.run.policies`) and ends in `.pt`; `half`: with parameters as float16. Raises
-    ValueError for another ending, a file that exists, a missing directory, or a parameter that is too large for
-    float16, OSError where the file cannot be written, and what `load_policy` raises.
+    `out` ends in `.pt`, a policy file (`a2c.run.policies`), or in `.onnx`, a model for other runtimes
+    (`a2c.tools.onnx_model`). `half`, for `.pt`: with parameters as float16. Raises ValueError for another ending, a
+    file that exists, a missing directory or package, or a parameter that is too large for float16, OSError where the
+    file cannot be written, and what `load_policy` and `onnx_model` raise.
     """
     out = Path(out)
-    if out.suffix != ".pt":
-        raise ValueError(f"out must end in .pt, got {str(out)!r}")
-    if os.path.lexists(out):
-        raise ValueError(f"out must be a new file, got {str(out)!r}, which exists")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
-    _, _, state = load_policy(Path(run_dir), checkpoint)
+    _check(out, half)
+    config, net, state = load_policy(Path(run_dir), checkpoint)
+    model = onnx_model(config, net, state) if out.suffix == ".onnx" else b""
     try:
-        save_policy(out, state, half)
+        if model:
+            write_atomically(out, model)
+        else:
+            save_policy(out, state, half)
     except OSError as error:
         raise OSError(f"{out} could not be written: {error}") from error
     env_steps: int = state["env_steps"]
     return env_steps
+
+
+def _check(out: Path, half: bool) -> None:
+    if out.suffix not in (".pt", ".onnx"):
+        raise ValueError(f"out must end in .pt or .onnx, got {str(out)!r}")
+    if out.suffix == ".onnx" and half:
+        raise ValueError("half must be off where out ends in .onnx, got True")
+    if os.path.lexists(out):
+        raise ValueError(f"out must be a new file, got {str(out)!r}, which exists")
+    if not out.parent.is_dir():
+        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
+    if out.suffix == ".onnx" and not has_onnx():
+        raise ValueError(f'out must end in .pt without the packages of pip install "a2c[onnx]", got {str(out)!r}')

@@ -11,7 +11,8 @@ from a2c.config.resolve import resolve
 from a2c.envs.single import probe_spaces
 from a2c.metrics.files import read_small
 
-FREE = ("run_dir", "resume", "stop_after", "progress", "log_every")  # settings that may change when a run continues
+# Settings that may change when a run continues.
+FREE = ("run_dir", "resume", "stop_after", "progress", "log_every", "wandb")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,8 @@ def events(run_dir):
     while at < len(content):
         length = int.from_bytes(content[at : at + 8], "little")
         event = Event.FromString(content[at + 12 : at + 12 + length])
-        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        values = [value for value in event.summary.value if value.WhichOneof("value") == "simple_value"]
+        found |= {(value.tag, event.step): value.simple_value for value in values}
         at += 16 + length
     return found
 

@@ -109,8 +109,9 @@ def test_a_truncated_policy_file_is_refused_in_one_line(command, keep, published
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["policy.onnx"], ["out must end in .pt", "policy.onnx"]),
+        (["policy.pth"], ["out must end in .pt or .onnx", "policy.pth"]),
         (["policy"], ["out must end in .pt"]),
+        (["policy.onnx", "--half"], ["half must be off where out ends in .onnx"]),
         (["no/such/policy.pt"], ["out must lie in a directory that exists"]),
         (["taken.pt"], ["out must be a new file", "taken.pt"]),
         (["policy.pt", "--checkpoint", "none.pt"], ["checkpoint must be a file", "none.pt"]),

@@ -1,0 +1,35 @@
+"""A recorded film on TensorBoard's page of a run, among its images, where a GIF moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+
+from a2c.metrics.logger import EventFile
+from a2c.tools.load import load_policy
+
+FOLDER = Path("tensorboard", "film")  # apart from the run's own files: TensorBoard follows the newest in a directory
+
+
+def check_gif(out: Path) -> None:
+    """ValueError where `out` is not the name of a film that TensorBoard shows."""
+    if out.suffix != ".gif":
+        raise ValueError(f"out must end in .gif with tensorboard, got {str(out)!r}")
+
+
+def log_video(run_dir: Path, gif: Path, checkpoint: str = "latest.pt") -> Path:
+    """Add the film `gif` to the events of a run, at the decisions that its policy was trained for.
+
+    Returns the directory of the events. Raises OSError where they cannot be written, and what `load_policy` raises.
+    """
+    folder = (run_dir.parent if run_dir.is_file() else run_dir) / FOLDER
+    _, _, state = load_policy(run_dir, checkpoint)
+    if folder.parent.is_symlink():
+        raise OSError(f"{folder.parent} must not be a link")
+    with Image.open(gif) as picture:
+        size = picture.height, picture.width
+    events = EventFile(folder, None)
+    events.image("film", gif.read_bytes(), size, state["env_steps"])
+    events.close()
+    return folder
