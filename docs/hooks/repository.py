@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 PREFIX = "repository/"  # of the pages that are made here
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".txt": "text", ".cff": "yaml", "": "text"}
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"  # a source file would be found for every word
 FENCED = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", flags=re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -85,7 +86,7 @@ def _file_of(path: str, config: MkDocsConfig) -> File:
         text = f"# {path}\n\n" + "".join(f"* `{name}`\n" for name in names)
     elif Path(path).suffix in LANGUAGES:
         code = full.read_text(encoding="utf-8")
-        text = f'# {path}\n\n````{LANGUAGES[Path(path).suffix]} linenums="1"\n{code}````\n'
+        text = f'{UNSEARCHED}# {path}\n\n````{LANGUAGES[Path(path).suffix]} linenums="1"\n{code}````\n'
     else:
         return File.generated(config, uri, abs_src_path=str(full), **listed)
     return File.generated(config, uri, content=text, **listed)
