@@ -2,11 +2,12 @@
 # make test    set up .venv and run the tests      (make test ARGS="-k returns")
 # make lint    ruff and mypy                       (make format to let ruff change the files)
 # make tables  write README.md's tables and the learning curve from the files in results/
+# make docs    build the documentation site in site/ (make docs ARGS="-d /tmp/site")
 # make ci      what every change must pass: a new .venv, all tests but soak, lint, a short training
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: train test lint format tables ci clean
+.PHONY: train test lint format tables docs ci clean
 
 train: .venv/installed
 	.venv/bin/python train.py $(ARGS)
@@ -26,12 +27,19 @@ format: .venv/installed
 tables: .venv/installed
 	.venv/bin/python benchmarks/tables.py
 
+docs: .venv/docs
+	.venv/bin/mkdocs build --strict $(ARGS)
+
 ci:
 	.ci/run
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install -c constraints.txt -e ".[dev]"
+	touch $@
+
+.venv/docs: .venv/installed
+	.venv/bin/python -m pip install -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:

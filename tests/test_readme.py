@@ -17,8 +17,8 @@ from a2c.metrics.logger import METRICS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [*GUIDES, ROOT / "CHANGELOG.md", ROOT / "results" / "README.md"]
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*GUIDES, *(ROOT / name for name in ("CHANGELOG.md", "results/README.md", "examples/README.md"))]
 
 
 def section(title):

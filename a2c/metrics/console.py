@@ -1,10 +1,12 @@
-"""The terminal output of a run: a live panel, or plain lines where there is no terminal, and a table at the end."""
+"""The output of a run: a live panel on a terminal or in a notebook, elsewhere plain lines, and a table at the end."""
 
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -60,14 +62,42 @@ def episode_bar(total: int) -> Iterator[Callable[[int, Sequence[float]], None]]:
         yield update
 
 
+class NotebookLive:
+    """One output of a notebook's cell, drawn again by a thread; rich's own would ask for ipywidgets."""
+
+    def __init__(self, draw: Callable[[], RenderableType]) -> None:
+        self.draw, self.ended = draw, threading.Event()
+        self.thread = threading.Thread(target=self._redraw, name="a2c-notebook", daemon=True)
+        self.output: Any = None  # IPython's handle
+
+    def start(self) -> None:
+        """Show the output and begin to redraw it."""
+        display = import_module("IPython.display").display  # every notebook has it; type checkers elsewhere do not
+        self.output = display(self.draw(), display_id=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Empty the output; may be called twice."""
+        self.ended.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        with suppress(Exception):
+            self.output.update({"text/plain": ""}, raw=True)
+
+    def _redraw(self) -> None:
+        while not self.ended.wait(1 / REDRAWN):
+            with suppress(Exception):
+                self.output.update(self.draw())
+
+
 class Display:
-    """Shows rows of metrics: as a live panel on a terminal, as one line per row elsewhere."""
+    """Shows rows of metrics: as a live panel on a terminal or in a notebook, as one line per row elsewhere."""
 
     def __init__(self, panel: Panel, timer: StageTimer, stop: StopRequest) -> None:
         """`timer`: wall time of the run; `stop`: once it is set, the panel says so."""
         self.panel, self.config, self.timer, self.stop = panel, panel.config, timer, stop
         self.console = QuietConsole(highlight=False)
-        self.live: Live | None = None
+        self.live: QuietLive | NotebookLive | None = None
 
     @property
     def on_terminal(self) -> bool:
@@ -83,10 +113,13 @@ class Display:
         return bar
 
     def start(self) -> None:
-        """Open the live panel, where there is a terminal for it."""
+        """Open the live panel, where there is a terminal or a notebook for it."""
         if self.on_terminal:
             settings: dict[str, Any] = {"console": self.console, "refresh_per_second": REDRAWN, "transient": True}
             self.live = QuietLive(get_renderable=self._draw, **settings)
+            self.live.start()
+        elif self.config.progress and self.console.is_jupyter:
+            self.live = NotebookLive(self._draw)
             self.live.start()
 
     def show(self, row: dict[str, float]) -> None:
@@ -111,7 +144,7 @@ class Display:
         )
 
     def close(self) -> None:
-        """Remove the panel and give the terminal back."""
+        """Remove the panel and give the terminal or the cell back."""
         if self.live is not None:
             with suppress(OSError):
                 self.live.stop()

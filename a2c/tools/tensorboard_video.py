@@ -18,7 +18,7 @@ def check_gif(out: Path) -> None:
         raise ValueError(f"out must end in .gif with tensorboard, got {str(out)!r}")
 
 
-def log_video(run_dir: Path, gif: Path, checkpoint: str = "latest.pt") -> Path:
+def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
     """Add the film `gif` to the events of a run, at the decisions that its policy was trained for.
 
     Returns the directory of the events. Raises OSError where they cannot be written, and what `load_policy` raises.

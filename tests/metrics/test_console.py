@@ -1,9 +1,11 @@
 """The display: lines, the live panel, the summary."""
 
+import io
 import math
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -119,6 +121,71 @@ def test_display_moves_a_bar_while_environments_start_on_a_terminal_only(monkeyp
     for kind, progress, moves in (("xterm", True, True), ("xterm", False, False), ("dumb", True, False)):
         shown, _ = shown_on_a_terminal(monkeypatch, kind, lambda one: one.close() or act(one), progress=progress)
         assert ("starting" in shown) == moves
+
+
+class Notebook:
+    """What `IPython.display` does with one output of a cell."""
+
+    def __init__(self):
+        self.shown, self.printed = [], []
+
+    def display(self, what, display_id=False, **kwargs):
+        (self.shown if display_id else self.printed).append(what)
+        return self
+
+    def update(self, what, raw=False):
+        self.shown.append(what)
+
+
+def shown_in_a_notebook(monkeypatch, act, **settings):
+    """What `act(display)` shows in the output that is drawn again and again, as text, and what it prints below."""
+    notebook = Notebook()
+    for name in ("IPython", "IPython.display"):
+        monkeypatch.setitem(sys.modules, name, notebook)
+    display = display_of(**settings)
+    display.console = Console(force_jupyter=True)
+    display.start()
+    act(display)
+    display.close()
+    display.close()  # as a run does
+    console = Console(width=100, file=io.StringIO())
+    for what in notebook.shown:
+        console.print(what)
+    return console.file.getvalue(), notebook
+
+
+def test_display_in_a_notebook_draws_one_output_again_and_empties_it(monkeypatch):
+    def act(display):
+        with display.starting():  # a bar would be an output of its own
+            display.show(row_of(1500, reward_100=12.5))
+        time.sleep(1.2)
+
+    before = threading.active_count()
+    text, notebook = shown_in_a_notebook(monkeypatch, act)
+    assert "mean 12.5" in text and len(notebook.shown) >= 4 and not notebook.printed
+    assert notebook.shown[-1] == {"text/plain": ""}
+    assert threading.active_count() == before
+
+
+def test_display_in_a_notebook_says_that_a_run_is_stopping(monkeypatch):
+    stop = StopRequest()
+
+    def act(display):
+        stop.handle(signal.SIGINT, None)
+        time.sleep(1.2)
+
+    assert STOPPING in shown_in_a_notebook(monkeypatch, act, stop=stop)[0]
+
+
+def test_display_in_a_notebook_survives_what_cannot_be_drawn_and_shows_nothing_without_progress(monkeypatch):
+    def act(display):
+        display.panel.rows.append({"reward_100": 1.0})  # a row without its other columns
+        time.sleep(0.7)
+
+    _, notebook = shown_in_a_notebook(monkeypatch, act)
+    assert notebook.shown[-1] == {"text/plain": ""}
+    text, notebook = shown_in_a_notebook(monkeypatch, lambda display: display.show(row_of(1500)), progress=False)
+    assert not text and not notebook.printed
 
 
 def test_display_summary_does_not_break_the_run_directory_and_says_how_to_continue(monkeypatch):
