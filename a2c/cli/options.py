@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -78,11 +78,28 @@ class Compare:
     """Runs that are trained at the same time; they share the cores where --threads is not given (count)."""
 
 
-Options = Config | Evaluate | RecordVideo | Export | Compare
+@dataclass(frozen=True)
+class Plot:
+    """Draw learning curves of one run or many; runs that differ in the seed alone share a line and a band."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories, or directories that hold some, such as that of `a2c compare` (paths)."""
+    out: Path = Path("curve.png")
+    """File to write, .png or .svg (path)."""
+    x: Literal["decisions", "frames", "seconds"] = "decisions"
+    """Horizontal axis: decisions of the agent, frames of the emulator, or wall time."""
+    metric: str = "reward_100"
+    """What is drawn, a column of metrics.csv (name)."""
+    iqm: bool = False
+    """Draw the mean of the middle half of the runs in place of their median."""
+
+
+Options = Config | Evaluate | RecordVideo | Export | Compare | Plot
 COMMANDS: dict[str, type[Options]] = {
     "train": Config,
     "evaluate": Evaluate,
     "record": RecordVideo,
     "export": Export,
     "compare": Compare,
+    "plot": Plot,
 }
