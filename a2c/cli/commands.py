@@ -1,4 +1,4 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`, `report`.
 
 No torch is imported before one runs.
 
@@ -20,7 +20,7 @@ from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, Export, Plot, RecordVideo
+from a2c.cli.options import Compare, Evaluate, Export, Plot, RecordVideo, Report
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -82,6 +82,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _export(options)
     if isinstance(options, Plot):
         return _plot(options)
+    if isinstance(options, Report):
+        return _report(options)
     return _compare(args, options, rest)
 
 
@@ -177,6 +179,15 @@ def _plot(options: Plot) -> int:
     if left_out := [str(run_dir) for run_dir in plotted.left_out]:
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         print(f"left out, no value yet: {', '.join(left_out[:3])}{more}")
+    return 0
+
+
+def _report(options: Report) -> int:
+    """Write a report and print its size."""
+    from a2c.tools.report import write_report
+
+    size = write_report(options.run_dir, options.out)
+    print(f"{options.out}: report of {options.run_dir}, {size / 1e6:.1f} MB")
     return 0
 
 

@@ -94,7 +94,17 @@ class Plot:
     """Draw the mean of the middle half of the runs in place of their median."""
 
 
-Options = Config | Evaluate | RecordVideo | Export | Compare | Plot
+@dataclass(frozen=True)
+class Report:
+    """Write a report of a run: one HTML file with results, interactive curves, settings and a model card."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory, finished or not (path)."""
+    out: Path = Path("report.html")
+    """File to write, .html (path)."""
+
+
+Options = Config | Evaluate | RecordVideo | Export | Compare | Plot | Report
 COMMANDS: dict[str, type[Options]] = {
     "train": Config,
     "evaluate": Evaluate,
@@ -102,4 +112,5 @@ COMMANDS: dict[str, type[Options]] = {
     "export": Export,
     "compare": Compare,
     "plot": Plot,
+    "report": Report,
 }

@@ -6,14 +6,18 @@ A run directory may come from somebody else, and may be of an older version: eve
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.single import is_atari
-from a2c.metrics.files import read_small
+from a2c.metrics.files import BLOCK, open_regular, read_small, read_table
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -30,9 +34,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def number_in(settings: dict[str, Any], name: str) -> float | None:
-    """The setting `name` where it is a number, else None."""
+    """The setting `name` where it is a finite number, else None."""
     value = settings.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            return value if math.isfinite(value) else None
+    return None
 
 
 def frames_per_decision(env: object) -> int:
@@ -42,3 +49,13 @@ def frames_per_decision(env: object) -> int:
     """
     spec = gym.registry.get(env) if isinstance(env, str) else None
     return FRAME_SKIP if spec is not None and is_atari(spec) else 1
+
+
+def read_columns(path: Path, columns: Iterable[str]) -> dict[str, np.ndarray]:
+    """Those of the named columns that a table has, as `read_table` returns them; none where there is no file."""
+    try:
+        with open(path, encoding="ascii", errors="replace", opener=open_regular) as file:
+            names = file.readline(BLOCK).strip().split(",")
+        return read_table(path, [name for name in columns if name in names])
+    except FileNotFoundError:
+        return {}
