@@ -38,7 +38,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "tools": (
         *("load", "agent", "evaluate", "record_video", "export"),
         *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
-        *("read_run", "plot", "model_card", "report_data", "report"),
+        *("read_run", "plot", "model_card", "report_data", "report", "watch"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),
 }

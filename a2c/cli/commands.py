@@ -1,4 +1,5 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`, `report`.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`, `report`,
+`watch`.
 
 No torch is imported before one runs.
 
@@ -20,7 +21,7 @@ from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, Export, Plot, RecordVideo, Report
+from a2c.cli.options import Compare, Evaluate, Export, Plot, RecordVideo, Report, Watch
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -84,6 +85,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _plot(options)
     if isinstance(options, Report):
         return _report(options)
+    if isinstance(options, Watch):
+        return _watch(options)
     return _compare(args, options, rest)
 
 
@@ -188,6 +191,14 @@ def _report(options: Report) -> int:
 
     size = write_report(options.run_dir, options.out)
     print(f"{options.out}: report of {options.run_dir}, {size / 1e6:.1f} MB")
+    return 0
+
+
+def _watch(options: Watch) -> int:
+    """Serve the page of a run until Ctrl-C."""
+    from a2c.tools.watch import watch
+
+    watch(options.run_dir, options.port, options.open)
     return 0
 
 

@@ -104,7 +104,19 @@ class Report:
     """File to write, .html (path)."""
 
 
-Options = Config | Evaluate | RecordVideo | Export | Compare | Plot | Report
+@dataclass(frozen=True)
+class Watch:
+    """Show a run while it goes on: the page of `a2c report` in a browser on this machine, refreshed in place."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory (path)."""
+    port: int = 0
+    """Port of the page at 127.0.0.1 (1024 to 65535; 0 = any that is free)."""
+    open: bool = True
+    """Open the page in a browser."""
+
+
+Options = Config | Evaluate | RecordVideo | Export | Compare | Plot | Report | Watch
 COMMANDS: dict[str, type[Options]] = {
     "train": Config,
     "evaluate": Evaluate,
@@ -113,4 +125,5 @@ COMMANDS: dict[str, type[Options]] = {
     "compare": Compare,
     "plot": Plot,
     "report": Report,
+    "watch": Watch,
 }

@@ -78,6 +78,16 @@ class Page:
             assert time.monotonic() < end, expression
             time.sleep(0.05)
 
+    def drag(self, selector, start, end):
+        """Drag the mouse over an element, from one share of its width to another, at half of its height."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        x, y, width, height = self.eval(f"(({{x, y, width, height}}) => [x, y, width, height])({box})")
+        points = [(x + width * (start + (end - start) * i / 5), y + height / 2) for i in range(6)]
+        for kind, at in (("mousePressed", points[:1]), ("mouseMoved", points), ("mouseReleased", points[-1:])):
+            for x, y in at:
+                where = {"x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
+                self.call("Input.dispatchMouseEvent", type=kind, **where)
+
     def picture(self, path):
         """Write a PNG file of the whole page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]

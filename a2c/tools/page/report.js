@@ -17,7 +17,7 @@ const CHARTS = [
 const BUTTONS = ["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"];  // none that uploads
 const SETTINGS = {responsive: true, displaylogo: false, modeBarButtons: [BUTTONS]};
 const element = (id) => document.getElementById(id);
-let data = JSON.parse(element("data").textContent);
+let data = JSON.parse(element("data").textContent), latest = "";
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -111,7 +111,9 @@ async function follow(seconds) {
   try {
     const answer = await fetch("data.json", {cache: "no-store"});
     if (!answer.ok) throw new Error(await answer.text());
-    show(await answer.json());
+    const text = await answer.text();
+    if (text !== latest) show(JSON.parse(text));
+    latest = text;
     element("state").textContent = `Follows the run, every ${seconds} seconds. Read at ${new Date().toLocaleTimeString()}.`;
   } catch (error) {
     const reason = error instanceof TypeError ? "a2c watch does not answer" : error.message;
