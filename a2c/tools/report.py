@@ -16,7 +16,11 @@ LIMIT = 8_000_000  # bytes of a page; of these, plotly takes 4.8 million
 CHARTS = (  # id in the page, title, how to read it
     ("losses", "Losses", "Of the last minibatch before each row, so noisy."),
     ("entropy", "Entropy", "Falls slowly from log A, the uniform policy over A actions."),
-    ("explained_variance", "Explained variance", "1 is a perfect value head, 0 one that has learned nothing."),
+    (
+        "explained_variance",
+        "Explained variance",
+        "1 is a perfect value head, 0 one that has learned nothing. Begins at -1.",
+    ),
     ("approx_kl", "approx_kl", "How far the policy moves from the one that acted: 0.01 to 0.1 is usual."),
     ("shares", "Where the time goes", "Shares of wall time; the rest is logging and waiting."),
 )

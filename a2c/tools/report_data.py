@@ -39,7 +39,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     episodes, metrics = _read_episodes(run_dir), read_columns(run_dir / "metrics.csv", METRICS)
     summary = _summary(run_dir, settings, episodes, metrics)
     return {
-        "title": str(settings.get("env", run_dir.name)),
+        "title": str(settings.get("env", run_dir.resolve().name)),
         "summary": summary,
         "card": model_card(settings, dict(summary)),
         "config": _as_text(settings),
@@ -120,23 +120,30 @@ def _target(settings: dict[str, Any], episodes: Table) -> str:
 
 
 def _evaluations(run_dir: Path) -> list[str]:
-    """A line for evaluation.json (`a2c evaluate --json`), one for the last row of evaluations.csv (`a2c compare`)."""
+    """A line for the last row of evaluations.csv (`a2c compare`), one for evaluation.json (`a2c evaluate --json`)."""
     lines = []
-    scores = read_object(run_dir / "evaluation.json")
-    mean, episodes, steps = (number_in(scores, name) for name in ("mean", "episodes", "env_steps"))
-    if mean is not None and episodes is not None:
-        bounds = scores.get("interval")
-        interval = dict(zip(("low", "high"), bounds, strict=False)) if isinstance(bounds, list) else {}
-        low, high = number_in(interval, "low"), number_in(interval, "high")
-        known = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-        actions = "greedy" if scores.get("actions") == "greedy" else "sampled"
-        after = "" if steps is None else f", policy after {steps:,.0f} decisions"
-        lines.append(f"mean {mean:.2f}{known} of {episodes:,.0f} episodes, {actions} actions{after}")
     with suppress(FileNotFoundError):
         table = read_table(run_dir / "evaluations.csv", ("env_steps", "episodes", "mean"))
         for steps, episodes, mean in np.stack(list(table.values()), axis=1)[-1:]:
             lines.append(f"mean {mean:.2f} of {episodes:,.0f} episodes, policy after {steps:,.0f} decisions")
-    return lines
+    try:
+        evaluation = read_object(run_dir / "evaluation.json")
+    except ValueError:  # empty while `a2c evaluate` plays
+        return [*lines, "evaluation.json is not complete"]
+    return [*lines, *_evaluation(evaluation)]
+
+
+def _evaluation(result: dict[str, Any]) -> list[str]:
+    mean, episodes, steps = (number_in(result, name) for name in ("mean", "episodes", "env_steps"))
+    if mean is None or episodes is None:
+        return []
+    bounds = result.get("interval")
+    interval = dict(zip(("low", "high"), bounds, strict=False)) if isinstance(bounds, list) else {}
+    low, high = number_in(interval, "low"), number_in(interval, "high")
+    known = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    actions = "greedy" if result.get("actions") == "greedy" else "sampled"
+    after = "" if steps is None else f", policy after {steps:,.0f} decisions"
+    return [f"mean {mean:.2f}{known} of {episodes:,.0f} episodes, {actions} actions{after}"]
 
 
 def _as_text(values: dict[str, Any]) -> Pairs:

@@ -52,14 +52,19 @@ def test_a_report_says_what_the_run_did(tmp_path):
         "Last episode": "199",
     }
     assert [text for _, text in data["summary"][11:]] == [
-        "mean 17.50 (95 % interval 17.00 to 18.25) of 30 episodes, sampled actions, policy after 2,000 decisions",
         "mean 18.12 of 30 episodes, policy after 1,500 decisions",
+        "mean 17.50 (95 % interval 17.00 to 18.25) of 30 episodes, sampled actions, policy after 2,000 decisions",
     ]
     card = dict(data["card"])
     assert set(card) == {"Intended use", "Training data", "Settings", "Results", "Limits"}
     assert "2,000 decisions" in card["Training data"] and "4 emulator frames" in card["Training data"]
-    assert "seed 7" in card["Results"] and "Number of seeds: 1." in card["Limits"]
+    assert "seed 7" in card["Results"] and "mean 17.50" in card["Results"] and "Number of seeds: 1." in card["Limits"]
     assert ("threads", "[1, 2]") in data["about"] and ("gamma", "0.99") in data["config"]
+
+
+def test_an_evaluation_that_is_being_played_does_not_end_the_report(tmp_path):
+    (make_run(tmp_path / "run") / "evaluation.json").touch()
+    assert ("Evaluation", "evaluation.json is not complete") in read_report(tmp_path / "run")["summary"]
 
 
 def test_a_page_shows_every_text_and_series_of_its_data(tmp_path):

@@ -9,7 +9,8 @@ const CHARTS = [
   {id: "losses", table: "metrics", title: "", lines: [
     {name: "loss_policy", label: "policy"}, {name: "loss_value", label: "value"}, {name: "loss_entropy", label: "entropy"}]},
   {id: "entropy", table: "metrics", title: "nats", lines: [{name: "entropy", label: "entropy"}]},
-  {id: "explained_variance", table: "metrics", title: "share", lines: [{name: "explained_variance", label: "explained variance"}]},
+  {id: "explained_variance", table: "metrics", title: "share", low: -1, lines: [
+    {name: "explained_variance", label: "explained variance"}]},
   {id: "approx_kl", table: "metrics", title: "nats", lines: [{name: "approx_kl", label: "approx_kl"}]},
   {id: "shares", table: "metrics", title: "share of wall time", stacked: true, lines: [
     {name: "share_env", label: "environments"}, {name: "share_act", label: "acting"}, {name: "share_learn", label: "learning"}]},
@@ -59,7 +60,8 @@ function layout(chart, axis) {
     showlegend: chart.lines.length > 1,
     legend: {orientation: "h", x: 0.5, xanchor: "center", yref: "container", y: 0, yanchor: "bottom"},
     xaxis: {...lines, title: {text: title}, tickformat: ticks, hoverformat: hover},
-    yaxis: {...lines, title: {text: chart.title}, range: chart.stacked ? [0, 1] : undefined},
+    yaxis: {...lines, title: {text: chart.title}, range: chart.stacked ? [0, 1] : undefined,
+      autorangeoptions: {clipmin: chart.low}},
     shapes: target ? [{type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target, y1: data.target,
       line: {dash: "dash", width: 1, color: colour("--third")}}] : [],
     annotations: target ? [{xref: "paper", x: 0, y: data.target, text: `target ${data.target}`, showarrow: false,
