@@ -1,4 +1,5 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`, `report`,
+`watch`.
 
 No torch is imported before one runs.
 
@@ -20,7 +21,7 @@ from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, Export, RecordVideo
+from a2c.cli.options import Compare, Evaluate, Export, Plot, RecordVideo, Report, Watch
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -80,6 +81,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return _record(options)
     if isinstance(options, Export):
         return _export(options)
+    if isinstance(options, Plot):
+        return _plot(options)
+    if isinstance(options, Report):
+        return _report(options)
+    if isinstance(options, Watch):
+        return _watch(options)
     return _compare(args, options, rest)
 
 
@@ -159,6 +166,37 @@ def _export(options: Export) -> int:
     env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
     size = options.out.stat().st_size
     print(f"{options.out}: policy of {options.run_dir} after {env_steps:,} env_steps, {size / 1e6:.1f} MB")
+    return 0
+
+
+def _plot(options: Plot) -> int:
+    """Draw learning curves and print what the picture shows."""
+    from a2c.tools.plot import plot
+
+    plotted = plot(options.runs, options.out, options.x, options.metric, options.iqm)
+    runs = f"{plotted.runs} {'run' if plotted.runs == 1 else 'runs'}"
+    settings = f" with {plotted.groups} settings" if plotted.groups > 1 else ""
+    print(f"{options.out}: {options.metric} of {runs}{settings}")
+    if left_out := [str(run_dir) for run_dir in plotted.left_out]:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        print(f"left out, no value yet: {', '.join(left_out[:3])}{more}")
+    return 0
+
+
+def _report(options: Report) -> int:
+    """Write a report and print its size."""
+    from a2c.tools.report import write_report
+
+    size = write_report(options.run_dir, options.out)
+    print(f"{options.out}: report of {options.run_dir}, {size / 1e6:.1f} MB")
+    return 0
+
+
+def _watch(options: Watch) -> int:
+    """Serve the page of a run until Ctrl-C."""
+    from a2c.tools.watch import watch
+
+    watch(options.run_dir, options.port, options.open)
     return 0
 
 

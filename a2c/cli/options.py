@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -80,11 +80,52 @@ class Compare:
     """Runs that are trained at the same time; they share the cores where --threads is not given (count)."""
 
 
-Options = Config | Evaluate | RecordVideo | Export | Compare
+@dataclass(frozen=True)
+class Plot:
+    """Draw learning curves of one run or many; runs that differ in the seed alone share a line and a band."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories, or directories that hold some, such as that of `a2c compare` (paths)."""
+    out: Path = Path("curve.png")
+    """File to write, .png or .svg (path)."""
+    x: Literal["decisions", "frames", "seconds"] = "decisions"
+    """Horizontal axis: decisions of the agent, frames of the emulator, or wall time."""
+    metric: str = "reward_100"
+    """What is drawn, a column of metrics.csv (name)."""
+    iqm: bool = False
+    """Draw the mean of the middle half of the runs in place of their median."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write a report of a run: one HTML file with results, interactive curves, settings and a model card."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory, finished or not (path)."""
+    out: Path = Path("report.html")
+    """File to write, .html (path)."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show a run while it goes on: the page of `a2c report` in a browser on this machine, refreshed in place."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory (path)."""
+    port: int = 0
+    """Port of the page at 127.0.0.1 (1024 to 65535; 0 = any that is free)."""
+    open: bool = True
+    """Open the page in a browser."""
+
+
+Options = Config | Evaluate | RecordVideo | Export | Compare | Plot | Report | Watch
 COMMANDS: dict[str, type[Options]] = {
     "train": Config,
     "evaluate": Evaluate,
     "record": RecordVideo,
     "export": Export,
     "compare": Compare,
+    "plot": Plot,
+    "report": Report,
+    "watch": Watch,
 }

@@ -1,23 +1,72 @@
-"""The learning curve of a run, drawn from its episodes.csv."""
+"""Learning curves: of a run, drawn from its episodes.csv, and of several runs with the same settings."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import moving_mean, read_episodes
+from a2c.metrics.results import interquartile_mean, median, moving_mean, read_episodes
 from a2c.metrics.text import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOTS = 200_000  # episodes that are drawn as points, at most
+POINTS = 500  # of a line that stands for several runs
+
+
+class Curve(NamedTuple):
+    """What is drawn of one run: two arrays `[points]` of finite values, `x` in rising order."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Band(NamedTuple):
+    """What is drawn of several runs: at each `x [POINTS]` the middle of their values, the lowest and the highest."""
+
+    x: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def make_band(curves: Sequence[Curve], iqm: bool = False) -> Band:
+    """The median of `curves`, or their interquartile mean (`iqm`), and their range, interpolated on a common grid.
+
+    It begins where the last curve begins and ends where half of them have ended; until then a curve that has ended
+    keeps its last value. No curve may be empty.
+    """
+    start, end = max(curve.x[0] for curve in curves), median(np.array([curve.x[-1] for curve in curves]))
+    x = np.linspace(start, max(start, end), POINTS)
+    values = np.array([np.interp(x, *curve) for curve in curves])
+    middle = interquartile_mean(values) if iqm else np.median(values, axis=0)
+    return Band(x, middle, values.min(axis=0), values.max(axis=0))
+
+
+def draw_runs(axes: Any, curves: Sequence[Curve], colour: Any, label: str | None = None, iqm: bool = False) -> None:
+    """Draw runs that differ in the seed: `make_band` of several, one as it is; of none, only the label is shown."""
+    if len(curves) > 1:
+        band = make_band(curves, iqm)
+        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, lw=0)
+        line = Curve(band.x, band.middle)
+    else:
+        line = curves[0] if curves else Curve(np.empty(0), np.empty(0))
+    every = slice(None, None, 1 + len(line.x) // DOTS)
+    axes.plot(line.x[every], line.y[every], color=colour, lw=2, label=label)
+
+
+def colours(count: int) -> Callable[[int], Any]:
+    """A function from 0, 1, ... to `count` colours that can be told apart."""
+    from matplotlib import colormaps
+
+    return colormaps["tab10"] if count <= 10 else colormaps["turbo"].resampled(count)
 
 
 def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path | None:
@@ -46,10 +95,10 @@ def draw_curve(run_dir: Path, title: str, target: float | None = None) -> Path |
     return path
 
 
-def picture(figure: Figure) -> bytes:
-    """The content of a PNG file that shows the figure."""
+def picture(figure: Figure, kind: str = "png") -> bytes:
+    """The content of a file of this `kind` (png or svg) that shows the figure."""
     content = io.BytesIO()
-    figure.savefig(content, dpi=120)
+    figure.savefig(content, dpi=120, format=kind)
     return content.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,17 @@ RESAMPLES = 10_000  # of the bootstrap intervals
 def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
     """Columns of episodes.csv as float arrays, one entry per finished episode."""
     return read_table(run_dir / "episodes.csv", EPISODE_COLUMNS)
+
+
+def read_finished(run_dir: Path) -> dict[str, np.ndarray]:
+    """`read_episodes` without rows that hold NaN or infinite values."""
+    return finite_rows(read_episodes(run_dir))
+
+
+def finite_rows(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The rows whose values are all finite."""
+    good = np.all([np.isfinite(values) for values in table.values()], axis=0)
+    return {name: values[good] for name, values in table.items()}
 
 
 def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
@@ -48,6 +60,16 @@ def quantile(values: np.ndarray, share: float) -> float:
 def median(values: np.ndarray) -> float:
     """The middle value, of an even number the mean of the two in the middle; infinite if one of these is."""
     return float(np.median(values))
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Mean `[...]` of `values [K, ...]` without the lowest and the highest quarter of the K (Agarwal et al., 2021).
+
+    A quarter is rounded down, so that of fewer than four values none is left out.
+    """
+    cut = len(values) // 4
+    means: np.ndarray = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    return means
 
 
 def interval_of_mean(values: np.ndarray) -> tuple[float, float]:

@@ -1,1 +1,1 @@
-"""What one does with trained runs: evaluate, record a video, compare."""
+"""What one does with trained runs: evaluate, record a video, compare, plot, report, watch."""

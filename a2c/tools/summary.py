@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from a2c.metrics.files import read_table, write_atomically
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import best_mean, first_passage, interval_of_median, median, read_episodes
+from a2c.metrics.results import best_mean, finite_rows, first_passage, interval_of_median, median, read_finished
 from a2c.metrics.text import format_duration, format_score
 from a2c.tools.frozen import first_frozen
 from a2c.tools.runs import Run
@@ -60,24 +60,13 @@ def _figures(run_dir: Path, target: float | None) -> Row:
     }
 
 
-def read_finished(run_dir: Path) -> dict[str, np.ndarray]:
-    """`read_episodes` without rows that hold NaN or infinite values."""
-    return _finite(read_episodes(run_dir))
-
-
 def _last_row(path: Path) -> dict[str, float]:
     """env_steps, seconds and updates of a whole run; ValueError where no row of the table has all three."""
-    table = _finite(read_table(path, ("env_steps", "seconds", "updates")))
+    table = finite_rows(read_table(path, ("env_steps", "seconds", "updates")))
     good = np.flatnonzero(np.all([values > 0 for values in table.values()], axis=0))
     if not len(good):
         raise ValueError(f"{path} must have a row with finite numbers above 0 in {', '.join(table)}")
     return {name: float(values[good[-1]]) for name, values in table.items()}
-
-
-def _finite(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The rows whose values are all finite."""
-    good = np.all([np.isfinite(values) for values in table.values()], axis=0)
-    return {name: values[good] for name, values in table.items()}
 
 
 def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:

@@ -7,7 +7,7 @@ from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.logger import RunLogger
 from a2c.metrics.plots import draw_curve
-from a2c.metrics.results import interval_of_mean, interval_of_median, median, moving_mean, quantile
+from a2c.metrics.results import interquartile_mean, interval_of_mean, interval_of_median, median, moving_mean, quantile
 
 
 def test_moving_mean_by_hand():
@@ -37,6 +37,11 @@ def test_interval_of_a_median_reaches_infinity_where_half_of_the_runs_may_have_m
     low, high = interval_of_median(np.array([1.0, 2.0, 3.0, np.inf, np.inf]))
     assert low < 3.0 and high == np.inf
     assert interval_of_median(np.array([*range(1, 20), np.inf]))[1] < 20.0
+
+
+def test_interquartile_mean_leaves_out_the_lowest_and_the_highest_quarter():
+    assert interquartile_mean(np.array([9.0, 1.0, 2.0, 100.0])) == 5.5
+    assert interquartile_mean(np.array([[1.0, 4.0], [3.0, 0.0], [8.0, 2.0]])).tolist() == [4.0, 2.0]
 
 
 def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path):

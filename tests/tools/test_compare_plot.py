@@ -1,4 +1,4 @@
-"""The picture of a comparison: a colour per setting, a line per seed, the median, the target."""
+"""The picture of a comparison: a colour per setting, the median, a band, the target."""
 
 from dataclasses import replace
 
@@ -39,25 +39,26 @@ def axes_of(monkeypatch, tmp_path):
 
 
 def lines(axes):
-    """Its lines but for the one that only the legend shows, and the target's."""
+    """Its lines but for the target's and those that only the legend shows."""
     return [line for line in axes.lines if len(line.get_xdata()) > 2]
 
 
-def test_a_setting_has_one_colour_with_a_thin_line_per_seed_and_a_thick_median(axes_of):
+def test_a_setting_has_one_colour_with_a_line_for_the_median_and_a_band(axes_of):
     left, right, legend = axes_of({"a": [100, 300, 500], "b": [200, 480, 490]})
     for axes in (left, right):
+        assert [set(np.round(line.get_ydata(), 6)) for line in lines(axes)] == [{300}, {480}]
         assert len({line.get_color() for line in lines(axes)}) == 2
-        thick = [line for line in lines(axes) if line.get_lw() == 2]
-        assert [set(np.round(line.get_ydata(), 6)) for line in thick] == [{300}, {480}] and len(lines(axes)) == 8
+        bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
+        assert [(round(y.min(), 6), round(y.max(), 6)) for y in bands] == [(100, 500), (200, 490)]
         assert [475, 475] in [list(line.get_ydata()) for line in axes.lines]
     assert legend == ["a: 1 of 3 reach 475, median above 1,000,000", "b: 2 of 3 reach 475, median 1,000 decisions"]
     assert max(lines(left)[0].get_xdata()) == 1200 / 1e6 and max(lines(right)[0].get_xdata()) == 60
 
 
-def test_a_single_seed_is_one_thick_line_and_a_run_without_episodes_none(axes_of):
+def test_a_single_seed_is_one_line_and_a_run_without_episodes_none(axes_of):
     left, _, legend = axes_of({"a": [100], "b": [None]}, target_score=None)
-    (line,) = lines(left)
-    assert line.get_lw() == 2 and legend == ["a: 1 run, best mean 100.0", "b: 1 run, best mean -"]
+    assert len(lines(left)) == 1 and not left.collections
+    assert legend == ["a: 1 run, best mean 100.0", "b: 1 run, best mean -"]
     assert not [line for line in left.lines if len(line.get_xdata()) == 2]  # no target
 
 
@@ -68,5 +69,5 @@ def test_twelve_settings_have_twelve_colours(axes_of):
 
 def test_the_median_ends_where_half_of_the_runs_have_ended_and_one_that_has_ended_keeps_its_mean(axes_of):
     left, _, _ = axes_of({"a": [(300, 30), (200, 60), (100, 120)]})
-    (median,) = (line for line in lines(left) if line.get_lw() == 2)
+    (median,) = lines(left)
     assert max(median.get_xdata()) == 600 / 1e6 and set(median.get_ydata()) == {200}

@@ -1,0 +1,106 @@
+"""Report: one HTML file about a run that needs no network, with everything that a reader wants to know of it."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from a2c import __version__
+from a2c.metrics.files import open_regular, write_atomically
+from a2c.tools.report_data import check_run, read_report
+
+PAGE = Path(__file__).parent / "page"  # template, style and script
+LIMIT = 8_000_000  # bytes of a page; of these, plotly takes 4.8 million
+CHARTS = (  # id in the page, title, how to read it
+    ("losses", "Losses", "Of the last minibatch before each row, so noisy."),
+    ("entropy", "Entropy", "Falls slowly from log A, the uniform policy over A actions."),
+    (
+        "explained_variance",
+        "Explained variance",
+        "1 is a perfect value head, 0 one that has learned nothing. Begins at -1.",
+    ),
+    ("approx_kl", "approx_kl", "How far the policy moves from the one that acted: 0.01 to 0.1 is usual."),
+    ("shares", "Where the time goes", "Shares of wall time; the rest is logging and waiting."),
+)
+FILMS = {  # name of a file in the run directory: its type, and where in it stands which mark
+    **{f"{name}.webp": ("image/webp", 8, b"WEBP") for name in ("film", "episode")},
+    **{f"{name}.gif": ("image/gif", 0, b"GIF8") for name in ("film", "episode")},
+    **{f"{name}.mp4": ("video/mp4", 4, b"ftyp") for name in ("film", "episode")},
+}
+
+
+class Film(NamedTuple):
+    """A film in a run directory; `source` is a data URI, empty where the film is too large."""
+
+    name: str
+    kind: str
+    size: str  # in MB
+    source: str
+
+
+def write_report(run_dir: Path, out: Path) -> int:
+    """Write the report of a run to the HTML file `out`, and return its size in bytes.
+
+    Raises ValueError for a directory that holds no run, for an `out` that cannot be, for damaged files, and without
+    the extra `report`; OSError where a file cannot be read or written.
+    """
+    if out.suffix != ".html":
+        raise ValueError(f"out must end in .html, got {str(out)!r}")
+    if not out.parent.is_dir():
+        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
+    check_run(run_dir)
+    page = make_page(run_dir, read_report(run_dir))
+    write_atomically(out, page)
+    return len(page)
+
+
+def make_page(run_dir: Path, data: dict[str, Any], every: float = 0) -> bytes:
+    """The page that shows `data` of `read_report`; `every`: fetch newer data each so many seconds (0 = never).
+
+    Whatever stands in a run's files is text: it is escaped, and no script runs but those of this package. ValueError
+    without the extra `report`.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ValueError(f'report needs {error.name}, which is not installed: pip install "a2c[report]"') from error
+    nonce = secrets.token_urlsafe(16)
+    template = Environment(loader=FileSystemLoader(PAGE), autoescape=True).get_template("report.html")
+    values = {
+        **{"data": data, "run_dir": str(run_dir), "every": every, "nonce": nonce, "version": __version__},
+        **{"charts": CHARTS, "policy": policy(nonce, live=every > 0), "plotly": Markup(get_plotlyjs())},
+        **{"style": Markup((PAGE / "report.css").read_text()), "script": Markup((PAGE / "report.js").read_text())},
+    }
+    page = template.render(values, film=None)
+    if film := find_film(run_dir, LIMIT - len(page.encode())):
+        page = template.render(values, film=film)
+    return page.encode("utf-8", "replace")
+
+
+def policy(nonce: str, live: bool) -> str:
+    """The Content-Security-Policy of a page: its own scripts and styles, data in it, and nothing from elsewhere."""
+    rules = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src data: blob:; "
+    return rules + "media-src data:; base-uri 'none'; form-action 'none'" + "; connect-src 'self'" * live
+
+
+def find_film(run_dir: Path, room: int) -> Film | None:
+    """The first of `FILMS` that is in the run directory, embedded where it takes at most `room` bytes.
+
+    Links, and files that are no film, do not count: a run directory from somebody else must not put other files of
+    this machine into a page.
+    """
+    for name, (kind, place, mark) in FILMS.items():
+        path = run_dir / name
+        if path.is_symlink() or not path.is_file():
+            continue
+        with open(path, "rb", opener=open_regular) as file:
+            content = file.read(room * 3 // 4)
+            more = file.read(1)
+        if content[place : place + len(mark)] == mark:
+            text = "" if more else f"data:{kind};base64,{base64.b64encode(content).decode()}"
+            return Film(name, kind, f"{path.stat().st_size / 1e6:.1f}", text)
+    return None
