@@ -36,7 +36,17 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         "trainer",
     ),
     "tools": (
-        *("load", "agent", "human_scores", "evaluate", "record_video", "export"),
+        *(
+            "load",
+            "agent",
+            "human_scores",
+            "evaluate",
+            "video_writers",
+            "overlay",
+            "rendering",
+            "record_video",
+            "export",
+        ),
         *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),
@@ -213,7 +223,14 @@ def test_a_function_has_at_most_40_lines_of_code(path):
     assert not {name: lines for name, lines in long.items() if lines > 40}
 
 
-PUBLIC_CONTRACT = {"unpack_batch", "a2c_loss", "lambda_returns", "evaluate", "play"}  # what people call in notebooks
+PUBLIC_CONTRACT = {
+    "unpack_batch",
+    "a2c_loss",
+    "lambda_returns",
+    "evaluate",
+    "play",
+    "record_video",
+}  # what people call in notebooks
 OTHERS = {"run_worker"}  # gets its arguments through a process, which takes no keywords
 
 
