@@ -30,6 +30,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         "policies",
         "introduction",
         "stop",
+        "evaluator",
         "outputs",
         "state",
         "recovery",
