@@ -33,6 +33,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         "policies",
         "introduction",
         "stop",
+        "evaluator",
         "outputs",
         "state",
         "recovery",
@@ -40,7 +41,8 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
         "trainer",
     ),
     "tools": (
-        *("load", "agent", "human_scores", "evaluate", "record_video", "tensorboard_video", "onnx_model", "export"),
+        *("load", "agent", "human_scores", "evaluate", "video_writers", "overlay", "rendering", "record_video"),
+        *("tensorboard_video", "onnx_model", "export"),
         *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
         *("read_run", "plot", "model_card", "report_data", "report", "watch"),
     ),
@@ -225,6 +227,7 @@ PUBLIC_CONTRACT = {
     "evaluate",
     "play",
     "load",
+    "record_video",
 }  # what people call in notebooks
 OTHERS = {"run_worker"}  # gets its arguments through a process, which takes no keywords
 

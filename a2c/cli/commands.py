@@ -141,19 +141,29 @@ def _finite(value: Any) -> Any:
 
 
 def _record(options: RecordVideo) -> int:
-    """Record one episode and print its score."""
-    from a2c.metrics.text import format_number
-    from a2c.tools.record_video import record_video
+    """Record episodes and print their scores; on a terminal, a bar meanwhile."""
+    from a2c.metrics.console import episode_bar
+    from a2c.tools.record_video import describe, record_video
 
     folder = options.run_dir.parent if options.run_dir.is_file() else options.run_dir
-    out = options.out or folder / ("episode.gif" if options.tensorboard else "episode.mp4")
+    out = options.out or folder / ("episode.gif" if options.tensorboard else "episode.webp")
     if options.tensorboard:
         from a2c.tools.tensorboard_video import check_gif, log_video
 
         check_gif(out)
-    video = record_video(options.run_dir, out, checkpoint=options.checkpoint, greedy=options.greedy, seed=options.seed)
-    what = "one episode" if video.ended else "the beginning of an episode"
-    print(f"{out}: {what} of {options.run_dir}, score {format_number(video.score)}, {video.length:,} decisions")
+    with episode_bar(max(options.episodes, options.best_of)) as watch:
+        episodes = record_video(
+            options.run_dir,
+            out,
+            checkpoint=options.checkpoint,
+            greedy=options.greedy,
+            seed=options.seed,
+            episodes=options.episodes,
+            best_of=options.best_of,
+            overlay=options.overlay,
+            watch=watch,
+        )
+    print(f"{out}: {describe(episodes, str(options.run_dir), options.best_of)}")
     if options.tensorboard:
         print(f"{log_video(options.run_dir, out, options.checkpoint)}: the film, for TensorBoard")
     return 0

@@ -14,7 +14,12 @@ from a2c.config.validation import nearest
 from a2c.processes.start import available_cores
 from a2c.tools.runs import Run
 
-PER_RUN = {"seed": "use --seeds", "run_dir": "out holds all runs", "resume": "the same command continues a comparison"}
+PER_RUN = {
+    "seed": "use --seeds",
+    "run_dir": "out holds all runs",
+    "resume": "the same command continues a comparison",
+    "eval_every": "with keep_policy_every, policies are evaluated after each run",
+}
 SWITCHES = {field.name for field in dataclasses.fields(Config) if isinstance(field.default, bool)}
 MOST = 100_000  # seeds in a range
 

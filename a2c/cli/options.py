@@ -33,18 +33,24 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class RecordVideo:
-    """Record a video of one episode of a trained policy, one picture per decision, in real time."""
+    """Record a video of a trained policy, one picture per decision, in real time."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory, or a checkpoint or policy file (path)."""
     out: Path | None = None
-    """File to write, .mp4, .gif or .webp (path; None = episode.mp4 in that directory)."""
+    """File to write, .webp, .gif or, with the extra a2c[video], .mp4 (path; None = episode.webp in that directory)."""
     checkpoint: str | None = None
     """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
-    """Seed of environment and sampling (integer, 0 or more)."""
+    """Seed of environment and sampling, that of the first episode (integer, 0 or more)."""
+    episodes: int = 1
+    """Number of episodes in the film; each has the seed after the one before (count)."""
+    best_of: int = 1
+    """Play this many episodes and record the one with the highest score (count)."""
+    overlay: bool = False
+    """Show the value estimate and the action probabilities beside the picture."""
     tensorboard: bool = False
     """Add the film, a .gif then, to TensorBoard's images of the run."""
 

@@ -140,6 +140,10 @@ class Config:
     """Interval between checkpoints (env_steps)."""
     keep_policy_every: Annotated[int, Range(0, 10**15)] = 0
     """Interval between policy files that are kept, in policies/ of the run directory (env_steps; 0 = off)."""
+    eval_every: Annotated[int, Range(0, 10**15)] = 0
+    """Interval between policies that another process evaluates meanwhile, in evaluations.csv (env_steps; 0 = off)."""
+    eval_episodes: Annotated[int, Range(1, 100_000)] = 10
+    """Episodes of each of these evaluations (count)."""
     log_every: Annotated[float, Range(0.0, 86_400.0, above=True)] = 5.0
     """Interval between progress lines and rows of metrics.csv (seconds)."""
     wandb: bool = False

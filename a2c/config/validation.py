@@ -71,6 +71,9 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(f"env must be a Gymnasium id, got {config.env!r}")
     if config.resume is not None and config.run_dir is not None:
         raise ValueError(f"run_dir must be left out when resume is set, got {config.run_dir}")
+    if config.keep_policy_every and config.eval_every % config.keep_policy_every:
+        rule = f"eval_every must be a multiple of keep_policy_every ({config.keep_policy_every})"
+        raise ValueError(f"{rule}: kept policies are evaluated, got {config.eval_every}")
     if config.sliding_batch:
         _check_sliding(config)
     if config.algorithm != "a2c" and config.deterministic:

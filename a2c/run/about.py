@@ -111,3 +111,12 @@ def write_about(path: Path, facts: Mapping[str, Any], new: bool = False) -> None
         values = seen if isinstance(seen, list) else [seen]
         merged[name] = seen if values[-1:] == [value] else [*values, value]
     write_atomically(path, (json.dumps(merged, indent=2) + "\n").encode())
+
+
+def write_run_facts(path: Path, compute: Compute, new: bool) -> None:
+    """`write_about` with `run_facts`; a damaged file is replaced."""
+    facts = run_facts(compute)
+    try:
+        write_about(path, facts, new)
+    except ValueError:
+        write_about(path, facts, new=True)

@@ -20,8 +20,9 @@ from a2c.metrics.panel import Panel
 from a2c.metrics.plots import draw_curve
 from a2c.metrics.wandb_run import check_wandb
 from a2c.processes.signals import StopRequest
-from a2c.run.about import run_facts, write_about
+from a2c.run.about import write_run_facts
 from a2c.run.checkpoint import LATEST, save_checkpoint
+from a2c.run.evaluator import Evaluator
 from a2c.run.policies import PER_SESSION, drop_policies, keep_policy
 from a2c.run.run_dir import RunLock
 from a2c.run.stop import finish_reason
@@ -50,6 +51,7 @@ class RunOutputs:
         self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
         self.uniform_entropy = math.log(max(spaces.n_actions, 2))  # nats
         self.display = Display(Panel(config, spaces.frames_per_step, self.run_dir), timer, stop)
+        self.evaluator = Evaluator(self.run_dir, config)
         self.logger: RunLogger  # from `open` on
         self.is_open = False
         self.row: dict[str, float] = {}  # the last row of metrics
@@ -75,16 +77,13 @@ class RunOutputs:
             episodes = "its episodes continue" if episodes_continue else "every environment starts a new episode"
             self.message(f"resumed at {env_steps:,} env_steps; {episodes}")
             self._note_changes(resumed, env_steps)
+        self._attempt(lambda: self.evaluator.start(env_steps))
 
     def write_about(self, compute: Compute) -> None:
         """Write about.json, what the run depends on besides its settings, or a message: no run ends because of it."""
         path = self.run_dir / "about.json"
         try:
-            facts = run_facts(compute)
-            try:
-                write_about(path, facts, new=self.config.resume is None)
-            except ValueError:  # damaged
-                write_about(path, facts, new=True)
+            write_run_facts(path, compute, new=self.config.resume is None)
         except Exception as error:
             self.message(f"{path} is not written: {error}")
 
@@ -175,6 +174,8 @@ class RunOutputs:
     def close(self) -> None:
         """Write the rows that wait, close the files, remove the live display; may be called twice."""
         try:
+            if status := self.evaluator.close():
+                self.message(f"evaluations.csv is not complete: its process had ended with exit status {status}")
             if self.is_open:
                 self._attempt(self.logger.close)
                 self._pass_on_messages()

@@ -136,11 +136,11 @@ class RunState:
             time.sleep(0.5)
 
     def keep_policy(self, outputs: RunOutputs) -> bool:
-        """Write a policy file at the first call at or after a multiple of `keep_policy_every`.
+        """Write a policy file at the first call at or after a multiple of `keep_policy_every` (or `eval_every`).
 
         False where one is due that the disk refuses. FloatingPointError where a parameter is NaN or infinite.
         """
-        every = self.config.keep_policy_every
+        every = self.config.keep_policy_every or self.config.eval_every
         if not every or self.env_steps // every == self.kept_at // every:
             return True
         if not outputs.can_save:

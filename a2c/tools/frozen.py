@@ -1,8 +1,10 @@
-"""The policies that a run has kept, played one after the other until one reaches the run's target."""
+"""The policies that a run has kept, played while it trains, or after it until one reaches the run's target."""
 
 from __future__ import annotations
 
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from a2c.config.config import Config
 from a2c.metrics.files import CsvTable, read_table
 from a2c.metrics.results import read_episodes
+from a2c.processes.errors import WorkerError
 from a2c.processes.start import stop_with_input
 from a2c.run.checkpoint import LATEST, load_checkpoint
 from a2c.run.policies import kept_policies
@@ -17,6 +20,7 @@ from a2c.tools.evaluate import evaluate
 
 EPISODES = 30  # that each policy plays
 COLUMNS = ("env_steps", "episodes", "mean", "standard_deviation", "min", "max")  # of evaluations.csv
+POLL = 1.0  # seconds between two looks for a new policy
 CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1:]))"
 
 
@@ -53,10 +57,50 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
         return
     for steps in [steps for steps in wanted if steps >= begin]:
         scores = evaluate(run_dir, EPISODES, checkpoint=policies[steps], threads=threads)
-        table.add([(steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max())])
+        table.add([_row(steps, scores)])
         print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
         if scores.mean() >= target:
             return
+
+
+def follow_main(run_dir: str, every: str, episodes: str, after: str) -> None:
+    """Entry point of the process that `a2c.run.evaluator` starts, which ends when its standard input is closed."""
+    stop_with_input()
+    evaluations = Evaluations(Path(run_dir), int(every), int(episodes), int(after))
+    while True:
+        if not evaluations.evaluate_newest():
+            time.sleep(POLL)
+
+
+class Evaluations:
+    """Evaluates the policies that a run keeps meanwhile, and writes a row of evaluations.csv for each.
+
+    `every`: env_steps between two of them; `after`: the run starts or continues at these env_steps, and rows after
+    them are dropped. OSError where the disk refuses.
+    """
+
+    def __init__(self, run_dir: Path, every: int, episodes: int, after: int) -> None:
+        self.run_dir, self.every, self.episodes = run_dir, every, episodes
+        self.table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=after)
+        self.last = max(evaluated(run_dir), default=0)  # env_steps of the last policy that was tried
+
+    def evaluate_newest(self) -> bool:
+        """Evaluate the newest policy that is due; older ones are left out. False where there is none.
+
+        One that cannot be played is left out, too: the run may have removed it to go back.
+        """
+        steps, path = max(kept_policies(self.run_dir).items(), default=(0, None))
+        if path is None or steps // self.every <= self.last // self.every:
+            return False
+        self.last = steps
+        with suppress(ValueError, WorkerError, FloatingPointError):
+            scores = evaluate(path, self.episodes, threads=1)
+            self.table.add([_row(steps, scores)])
+        return True
+
+
+def _row(env_steps: int, scores: np.ndarray) -> tuple[float, ...]:
+    return env_steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max()
 
 
 def first_candidate(episodes: dict[str, np.ndarray], target: float, num_envs: int) -> float:

@@ -59,7 +59,7 @@ def test_an_exported_policy_plays_as_its_checkpoint_does_bit_for_bit(run, publis
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
     before = {path.name for path in published.iterdir()}
     assert cli.main(["record", str(published)]) == 0
-    assert {path.name for path in published.iterdir()} - before == {"episode.mp4"}
+    assert {path.name for path in published.iterdir()} - before == {"episode.webp"}
 
 
 def test_float16_moves_the_logits_by_less_than_a_hundredth(run, tmp_path):

@@ -126,3 +126,21 @@ def test_its_process_ends_when_its_input_is_closed(run_dir):
 def test_a_row_that_is_no_number_is_not_a_result(run_dir):
     (run_dir / "evaluations.csv").write_text("env_steps,mean\ninf,9\n160,nan\n320,7\n")
     assert evaluated(run_dir) == {320: 7.0}
+
+
+def test_while_a_run_trains_the_newest_policy_that_is_due_is_evaluated(run_dir, played, monkeypatch):
+    monkeypatch.setattr(frozen, "evaluate", lambda path, episodes, *, threads: np.full(episodes, float(path.stem)))
+    evaluations = frozen.Evaluations(run_dir, 160, 2, after=0)
+    assert evaluations.evaluate_newest() and not evaluations.evaluate_newest()
+    assert evaluated(run_dir) == {480: 480.0}  # the ones before are left out
+    assert not frozen.Evaluations(run_dir, 160, 2, after=480).evaluate_newest()  # a resumed run
+    assert not frozen.Evaluations(run_dir, 1000, 2, after=0).evaluate_newest() and evaluated(run_dir) == {}
+
+
+def test_a_policy_that_cannot_be_played_is_left_out(run_dir, monkeypatch):
+    def fail(path, episodes, *, threads):
+        raise ValueError("removed")
+
+    monkeypatch.setattr(frozen, "evaluate", fail)
+    evaluations = frozen.Evaluations(run_dir, 160, 2, after=0)
+    assert evaluations.evaluate_newest() and not evaluations.evaluate_newest() and evaluated(run_dir) == {}

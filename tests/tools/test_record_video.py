@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -22,8 +21,9 @@ from a2c.compute.replica import make_replica
 from a2c.envs.make import run_seeds
 from a2c.envs.single import find_spec, make_env
 from a2c.tools import record_video as recording
+from a2c.tools import video_writers
 from a2c.tools.load import load_policy
-from a2c.tools.record_video import Video, record_video
+from a2c.tools.record_video import RecordedEpisode, record_video
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "20", "--no-progress"]
 
@@ -39,13 +39,13 @@ def run(request, tmp_path_factory):
 @pytest.mark.parametrize("greedy", [True, False])
 def test_record_video_shows_the_pictures_of_the_emulator(run, greedy, tmp_path, monkeypatch):
     shown = []
-    write = recording.WRITERS[".gif"]
+    write = video_writers.WRITERS[".gif"]
 
     def keep(path, pictures, fps):
         shown.extend(pictures)
         write(path, shown, fps)
 
-    monkeypatch.setitem(recording.WRITERS, ".gif", keep)
+    monkeypatch.setitem(video_writers.WRITERS, ".gif", keep)
     video = record_video(run, tmp_path / "episode.gif", greedy=greedy, seed=3)
 
     config, net, _ = load_policy(run)
@@ -70,36 +70,53 @@ def test_record_video_shows_the_pictures_of_the_emulator(run, greedy, tmp_path, 
         over, points = terminated or truncated, points + reward
         seen.append(env.ale.getScreenRGB())
     env.close()
-    assert video == Video(points, 60, True) and len(seen) == 61
+    assert video == [RecordedEpisode(3, points, 60, True)] and len(seen) == 61
     assert len(shown) == len(seen) and all(np.array_equal(a, b) for a, b in zip(shown, seen, strict=True))
     with Image.open(tmp_path / "episode.gif") as gif:
         assert gif.size == (160, 210)
         assert gif.info["duration"] % 70 == 0 and gif.info["loop"] == 0  # about 15 decisions a second
 
 
-def test_record_command_writes_a_picture_per_decision(run, capsys):
-    assert cli.main(["record", str(run)]) == 0
+def read_mp4(path):
+    """Pictures `[T, H, W, 3]`, frames per second, codec and format of the pixels."""
+    av = pytest.importorskip("av")
+    with av.open(str(path)) as film:
+        stream = film.streams.video[0]
+        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(stream)]
+        return np.stack(pictures), stream.average_rate, (stream.codec_context.name, stream.pix_fmt)
+
+
+def test_mp4_is_what_browsers_play_with_a_picture_per_decision(run, tmp_path, capsys):
+    pytest.importorskip("av")
+    out = tmp_path / "episode.mp4"
+    assert cli.main(["record", str(run), "--out", str(out)]) == 0
     assert "score" in (line := capsys.readouterr().out) and "60 decisions" in line
-    video = cv2.VideoCapture(str(run / "episode.mp4"))
-    assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (61, 15)
-    ok, picture = video.read()
-    assert ok and picture.shape == (630, 480, 3)
-    red = picture[300, 240, ::-1]  # Pong's brown: red leads
+    pictures, fps, codec = read_mp4(out)
+    assert (pictures.shape, fps, codec) == ((61, 630, 480, 3), 15, ("h264", "yuv420p"))
+    red = pictures[0, 300, 240].astype(int)  # Pong's brown: red leads
     assert red[0] > red[1] > red[2]
+    assert (content := out.read_bytes()).find(b"moov") < content.find(b"mdat")  # it plays while it loads
+
+
+def test_without_the_extra_mp4_is_refused_in_one_line_before_anything_is_played(run, capsys, monkeypatch):
+    monkeypatch.setattr(video_writers, "find_spec", lambda name: None)
+    assert cli.main(["record", str(run), "--out", "episode.mp4"]) == 2
+    line = capsys.readouterr().err
+    assert 'pip install "a2c[video]"' in line and "'episode.mp4'" in line and line.count("\n") == 1
 
 
 @pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_record_video_writes_webp_with_exact_pictures_in_real_time(run, tmp_path, monkeypatch):
     shown = []
-    write = recording.WRITERS[".webp"]
+    write = video_writers.WRITERS[".webp"]
 
     def keep(path, pictures, fps):
         shown.extend(pictures)
         shown[10:10] = [shown[10]] * 5  # the screen stands still
         write(path, shown, fps)
 
-    monkeypatch.setitem(recording.WRITERS, ".webp", keep)
-    assert record_video(run, tmp_path / "episode.webp").length == 60
+    monkeypatch.setitem(video_writers.WRITERS, ".webp", keep)
+    assert record_video(run, tmp_path / "episode.webp")[0].length == 60
     at, end = 0, 0.0
     with Image.open(tmp_path / "episode.webp") as video:
         assert video.size == (320, 420) and video.n_frames <= 61 and video.info["loop"] == 0
@@ -126,7 +143,7 @@ def test_webp_keeps_every_colour_and_copies_pictures_that_change_in_place(colour
             shown.append(picture.copy())
             yield picture
 
-    recording.WRITERS[".webp"](tmp_path / "episode.webp", pictures(), 30)
+    video_writers.write_video(tmp_path / "episode.webp", pictures(), 30)
     with Image.open(tmp_path / "episode.webp") as video:
         assert video.n_frames == (1 if colours == 1 else 3)
         for number in range(video.n_frames):
@@ -143,7 +160,7 @@ def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatc
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setitem(recording.WRITERS, ".gif", full)
+    monkeypatch.setitem(video_writers.WRITERS, ".gif", full)
     with pytest.raises(OSError, match="disk full"):
         record_video(run, out)
     assert [path.name for path in tmp_path.iterdir()] == ["episode.gif"] and out.read_bytes() == b"old"
@@ -153,6 +170,8 @@ def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatc
 @pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 @pytest.mark.parametrize("name", ["episode.mp4", "episode.gif", "episode.webp"])
 def test_record_video_raises_on_a_full_disk(run, name, tmp_path):
+    if name.endswith("mp4"):
+        pytest.importorskip("av")
     out = tmp_path / name
     out.write_bytes(b"old")
 
@@ -206,9 +225,12 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
         assert line.startswith("error: env must") and line.count("\n") == 1
         return
     assert code == 0 and f"score {sum([0.1] * 7)}, 7 decisions" in capsys.readouterr().out
-    video = cv2.VideoCapture(str(run_dir / "episode.mp4"))
-    assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (8, 10)
-    assert video.read()[1].shape == (30, 500, 3)
+    with Image.open(run_dir / "episode.webp") as film:
+        assert film.size == (501, 31) and film.n_frames == 8
+    if importlib.util.find_spec("av"):
+        assert cli.main(["record", str(run_dir), "--out", str(tmp_path / "episode.mp4")]) == 0
+        pictures, fps, _ = read_mp4(tmp_path / "episode.mp4")
+        assert pictures.shape == (8, 30, 500, 3) and fps == 10
 
 
 def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp_path, capsys, monkeypatch):
@@ -223,6 +245,10 @@ def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp
         (["--out", "episode.avi"], ["out must end in .mp4 or .gif or .webp", "episode.avi"]),
         (["--out", "no/such/episode.gif"], ["out must lie in a directory that exists"]),
         (["--seed", "-1"], ["seed must be at least 0", "-1"]),
+        (["--episodes", "0"], ["episodes must be at least 1, got 0"]),
+        (["--best-of", "0"], ["best_of must be at least 1, got 0"]),
+        (["--best-of", "2", "--episodes", "3"], ["episodes must be 1 where best_of is set, got 3"]),
+        (["--seed", "2000000000", "--best-of", "2"], ["seed must be at least 0", "2000000001"]),
         (["--checkpoint", "none.pt"], ["checkpoint must be a file", "none.pt"]),
         (["--fast"], ["Unrecognized options: --fast"]),
     ],
@@ -258,3 +284,52 @@ def test_record_command_prints_what_an_environment_lacks_to_be_rendered(tmp_path
     assert cli.main(["record", str(run_dir)]) == 2
     assert "pygame is not installed" in capsys.readouterr().err
     assert not list(run_dir.glob("*episode.*"))
+
+
+def pictures_of(path):
+    with Image.open(path) as film:
+        found = []
+        for number in range(film.n_frames):
+            film.seek(number)
+            found += [np.asarray(film.convert("RGB"))] * round(film.info["duration"] * 15 / 1000)
+        return np.stack(found)
+
+
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
+def test_episodes_follow_each_other_and_each_is_the_one_that_its_seed_gives_alone(run, tmp_path, capsys):
+    film, second = tmp_path / "film.gif", tmp_path / "second.gif"
+    both = record_video(run, film, seed=5, episodes=2)
+    assert [one.seed for one in both] == [5, 6] and record_video(run, second, seed=6) == both[1:]
+    with Image.open(film) as whole, Image.open(second) as alone:
+        lasts = []
+        for image in (whole, alone):
+            image.seek(image.n_frames - 1)
+            lasts.append(np.asarray(image.convert("RGB")))
+    assert np.array_equal(*lasts)
+    assert cli.main(["record", str(run), "--out", str(film), "--episodes", "2"]) == 0
+    assert "2 episodes of" in (line := capsys.readouterr().out) and "120 decisions" in line
+
+
+def test_best_of_records_the_episode_with_the_highest_score(run, tmp_path, capsys, monkeypatch):
+    played, renders = [], []
+    render = recording.RenderedEpisode._render
+    monkeypatch.setattr(
+        recording.RenderedEpisode, "_render", lambda env: (renders.append(env.rendered), render(env))[1]
+    )
+    best = record_video(run, tmp_path / "best.webp", seed=3, best_of=3, watch=lambda _, scores: played.append(scores))
+    scores = played[-1]
+    assert len(scores) == 4 and scores[3] == max(scores[:3]) == best[0].score  # the same episode, played again
+    assert best[0].seed == 3 + scores.index(max(scores)) and renders.count(True) == 61
+    assert record_video(run, tmp_path / "alone.webp", seed=best[0].seed) == best
+    assert (tmp_path / "alone.webp").read_bytes() == (tmp_path / "best.webp").read_bytes()
+    assert cli.main(["record", str(run), "--best-of", "2", "--out", str(tmp_path / "x.gif")]) == 0
+    assert "the best of 2 episodes" in (line := capsys.readouterr().out) and "seed 1000" in line
+
+
+def test_the_overlay_leaves_the_picture_and_the_episode_as_they_are(run, tmp_path):
+    plain = record_video(run, tmp_path / "plain.webp")
+    assert record_video(run, tmp_path / "overlay.webp", overlay=True) == plain
+    alone, beside = pictures_of(tmp_path / "plain.webp"), pictures_of(tmp_path / "overlay.webp")
+    assert len(alone) == len(beside) and beside.shape[2] > 500
+    assert np.array_equal(beside[:, :, :320], alone)
+    assert all((beside[t, :, 320:] != beside[0, :, 320:]).any() for t in (10, -1))

@@ -1,0 +1,44 @@
+"""Evaluations beside a run: a process of the lowest priority plays the policies that the run keeps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from a2c.config.config import Config
+
+# Everything that the run has to do goes first. The process is killed with `close`, or ends with its input, however
+# the run ends; Ctrl-C does not reach it.
+CODE = "import os, sys; os.nice(19); from a2c.tools.frozen import follow_main; follow_main(*sys.argv[1:])"
+
+
+class Evaluator:
+    """The process that writes evaluations.csv while a run trains, where `eval_every` is set. It only reads policies."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        self.run_dir, self.config = run_dir, config
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, env_steps: int) -> None:
+        """Start it, at `env_steps` of the run; OSError where no process can be started."""
+        if not self.config.eval_every:
+            return
+        numbers = (self.config.eval_every, self.config.eval_episodes, env_steps)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(self.run_dir), *map(str, numbers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def close(self) -> int:
+        """End it, whatever it does; the exit status with which it had ended before, else 0. May be called twice."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        status = process.poll()
+        process.kill()
+        process.communicate()  # closes the pipe and waits
+        return status or 0

@@ -1,0 +1,83 @@
+"""Policies are evaluated in a process beside the run, which stays as it is whatever happens to that process."""
+
+import math
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from runs import after_rollout, rows, tiny
+from toys import same
+
+from a2c.config.config import Config
+from a2c.run import evaluator
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.policies import kept_policies
+from a2c.run.trainer import Trainer
+from a2c.tools.evaluate import evaluate
+
+PARTS = ("network", "optimizer", "algorithm", "scores", "metrics")
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("without") / "run"
+    assert Trainer(tiny(run_dir)).run() == 0
+    return load_checkpoint(run_dir / "latest.pt")
+
+
+def wait_for_rows(run_dir, count, process):
+    end = time.monotonic() + 120
+    while len(rows(run_dir / "evaluations.csv") if (run_dir / "evaluations.csv").exists() else []) < count:
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.1)
+
+
+def test_a_run_with_evaluations_ends_with_the_same_parameters(without, tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run", eval_every=160, eval_episodes=3))
+    processes = []
+
+    def wait(rollouts):
+        processes.append(trainer.outputs.evaluator.process)
+        if rollouts in (3, 6):  # the policies of the rollouts 2 and 4, or both at once, are kept by then
+            wait_for_rows(tmp_path / "run", rollouts // 3, processes[0])
+
+    after_rollout(trainer, wait)
+    assert trainer.run() == 0 and processes[0].returncode == -signal.SIGKILL
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert all(same(state[part], without[part]) for part in PARTS)
+    table = rows(tmp_path / "run" / "evaluations.csv")
+    assert [row["env_steps"] for row in table[:2]] == ["160", "320"] and list(kept_policies(tmp_path / "run"))[:1] == [
+        160
+    ]
+    scores = evaluate(tmp_path / "run" / "policies" / "000000160.pt", 3, threads=1)
+    assert math.isclose(float(table[0]["mean"]), scores.mean()) and table[0]["episodes"] == "3"
+
+
+def test_a_run_goes_on_when_the_process_dies(without, tmp_path, capsys):
+    trainer = Trainer(tiny(tmp_path / "run", eval_every=160))
+
+    def kill(rollouts):
+        if rollouts == 2:
+            os.kill(trainer.outputs.evaluator.process.pid, signal.SIGKILL)
+            trainer.outputs.evaluator.process.wait()
+
+    after_rollout(trainer, kill)
+    assert trainer.run() == 0
+    assert "evaluations.csv is not complete" in capsys.readouterr().out
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert all(same(state[part], without[part]) for part in PARTS)
+
+
+def test_a_run_goes_on_where_no_process_can_be_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluator.sys, "executable", str(tmp_path / "none"))
+    assert Trainer(tiny(tmp_path / "run", eval_every=160)).run() == 0
+    assert list(kept_policies(tmp_path / "run")) == [160, 320, 480]
+
+
+def test_eval_every_is_a_multiple_of_keep_policy_every():
+    config = Config(keep_policy_every=100, eval_every=300)
+    with pytest.raises(ValueError, match=r"eval_every must be a multiple of keep_policy_every \(100\).*got 250"):
+        replace(config, eval_every=250)
+    assert Config(eval_every=250).keep_policy_every == 0 and Config().eval_every == 0
