@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from a2c.run.trainer import Trainer as Trainer
     from a2c.tools.agent import load as load
     from a2c.tools.evaluate import evaluate as evaluate
+    from a2c.tools.record_video import record_video as record_video
 
 __version__ = "0.4.0"
 _MODULES = {
@@ -38,6 +39,7 @@ _MODULES = {
     "lambda_returns": "returns",
     "load": "tools.agent",
     "make_envs": "envs.make",
+    "record_video": "tools.record_video",
     "unpack_batch": "batch",
 }
 __all__ = list(_MODULES)

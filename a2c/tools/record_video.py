@@ -19,12 +19,13 @@ from a2c.compute.replica import make_replica
 from a2c.config.config import Config
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.make import run_seeds
-from a2c.envs.single import checked_spec, is_atari, make_env
+from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.metrics.files import write_atomically
 from a2c.metrics.text import format_number
+from a2c.networks import NetworkFn
 from a2c.processes.errors import raising_worker_error
-from a2c.tools.load import load_policy
+from a2c.tools.load import Custom, load_policy
 from a2c.tools.overlay import Overlay, Thought
 from a2c.tools.rendering import ObservedNet, RenderedEpisode, without_window
 from a2c.tools.video_writers import WIDTHS, check_writer, write_video
@@ -54,12 +55,15 @@ def record_video(
     best_of: int = 1,
     overlay: bool = False,
     watch: Watch | None = None,
+    network: NetworkFn | None = None,
+    env_fn: EnvFn | None = None,
 ) -> list[RecordedEpisode]:
     """Play whole episodes with the run's policy and write their pictures, one per decision, to `out`.
 
     Episode i has the seed `seed + i`. `episodes` of them follow each other in the film; with `best_of`, as many are
     played, and the one with the highest score is played again for the film. `overlay` draws value estimate and action
-    probabilities beside the picture. `watch` is called after each decision.
+    probabilities beside the picture. `watch` is called after each decision. `network` and `env_fn`: what the `Trainer`
+    was given.
 
     `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or package, numbers out of range, or an environment that cannot be rendered, OSError
@@ -69,7 +73,7 @@ def record_video(
     out = Path(out)
     check_writer(out)
     _check_counts(episodes, best_of)
-    config, net, _ = load_policy(Path(run_dir), checkpoint)
+    config, net, _ = load_policy(Path(run_dir), checkpoint, custom=Custom(network, env_fn))
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
     config = replace(config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
