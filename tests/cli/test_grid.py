@@ -122,6 +122,7 @@ def test_runs_share_the_cores_where_nothing_sets_their_threads(args, threads, mo
         (["--seed", "3"], "seed must be left out of a comparison: use --seeds"),
         (["--run-dir=x"], "run_dir must be left out of a comparison"),
         (["--resume", "x"], "resume must be left out of a comparison"),
+        (["--eval-every", "10"], "eval_every must be left out of a comparison: with keep_policy_every"),
         (["--num-evns", "3"], "did you mean --num-envs"),
         (["--gamma", "2"], "gamma must be at least 0.0 and at most 1.0, got 2"),
         (["--seeds", "-1"], "seed must be at least 0"),
