@@ -30,7 +30,7 @@ class Evaluator:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            process_group=0,  # no session of its own: Linux weighs sessions against each other before their niceness
         )
 
     def close(self) -> int:

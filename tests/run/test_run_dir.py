@@ -18,7 +18,8 @@ from a2c.run import run_dir as directory
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import FILES, LEFTOVERS, RunLock
 from a2c.run.trainer import Trainer
-from a2c.tools.record_video import WRITERS, record_video
+from a2c.tools.record_video import record_video
+from a2c.tools.video_writers import WRITERS
 
 COLUMNS = ("env_steps", "seconds", "score", "length")
 
