@@ -28,7 +28,7 @@ RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
 GAMES = ("breakout", "qbert")  # their directories in results/
 GAMES_TITLE = (
-    "True scores of the frozen policy, one seed per game; 0 % of `human` is random play, 100 % a human tester. Beside it\n"
+    "True scores of the frozen policy, one seed per game; on the scale `human`, 0 % is random play. Beside it\n"
     "RL Baselines3 Zoo: one run each, 10 million decisions.\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
