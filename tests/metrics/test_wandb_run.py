@@ -93,7 +93,7 @@ def test_a_run_and_its_resume_are_one_run_of_wandb_with_all_rows_and_settings(tm
 @needs_wandb
 def test_a_run_that_is_not_logged_in_says_so_once_and_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
-    assert Trainer(tiny(tmp_path / "run", wandb=True, log_every=1e-6)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", wandb=True, log_every=1e-6)).run().exit_code == 0
     out = capsys.readouterr().out
     assert out.count("wandb:") == 1 and "not logged any more (not logged in: use `wandb login`" in out
     assert len(rows(tmp_path / "run" / "metrics.csv")) == 6

@@ -23,7 +23,7 @@ PARTS = ("network", "optimizer", "algorithm", "scores", "metrics")
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("without") / "run"
-    assert Trainer(tiny(run_dir)).run() == 0
+    assert Trainer(tiny(run_dir)).run().exit_code == 0
     return load_checkpoint(run_dir / "latest.pt")
 
 
@@ -44,7 +44,7 @@ def test_a_run_with_evaluations_ends_with_the_same_parameters(without, tmp_path)
             wait_for_rows(tmp_path / "run", rollouts // 3, processes[0])
 
     after_rollout(trainer, wait)
-    assert trainer.run() == 0 and processes[0].returncode == -signal.SIGKILL
+    assert trainer.run().exit_code == 0 and processes[0].returncode == -signal.SIGKILL
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert all(same(state[part], without[part]) for part in PARTS)
     table = rows(tmp_path / "run" / "evaluations.csv")
@@ -64,7 +64,7 @@ def test_a_run_goes_on_when_the_process_dies(without, tmp_path, capsys):
             trainer.outputs.evaluator.process.wait()
 
     after_rollout(trainer, kill)
-    assert trainer.run() == 0
+    assert trainer.run().exit_code == 0
     assert "evaluations.csv is not complete" in capsys.readouterr().out
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert all(same(state[part], without[part]) for part in PARTS)
@@ -72,7 +72,7 @@ def test_a_run_goes_on_when_the_process_dies(without, tmp_path, capsys):
 
 def test_a_run_goes_on_where_no_process_can_be_started(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluator.sys, "executable", str(tmp_path / "none"))
-    assert Trainer(tiny(tmp_path / "run", eval_every=160)).run() == 0
+    assert Trainer(tiny(tmp_path / "run", eval_every=160)).run().exit_code == 0
     assert list(kept_policies(tmp_path / "run")) == [160, 320, 480]
 
 

@@ -87,7 +87,7 @@ def test_data_follow_a_run_from_before_its_first_file_to_its_end(tmp_path):
         assert ask(port, "/")[0] == 200
         data = data_of(port)
         assert data["title"] == "run" and data["episodes"]["mean"] == [] and data["metrics"] == {}
-        assert Trainer(tiny(run_dir, log_every=1e-6)).run() == 0
+        assert Trainer(tiny(run_dir, log_every=1e-6)).run().exit_code == 0
         data = data_of(port)
         assert dict(data["summary"])["Decisions"] == "480 of 480" and data["metrics"]["env_steps"][-1] == 480
         assert dict(data["config"])["env"] == data["title"] == "CartPole-v1"
