@@ -20,6 +20,7 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import NetworkFn, make_network
+from a2c.policy import check_network
 from a2c.processes.errors import WorkerError
 
 FORMAT = 7
@@ -189,8 +190,13 @@ def make_checked(
                 f"checkpoint {path} has {name} {str(state[name])[:80]}, {config.env} has {now}: keep env, frame_size "
                 "and frame_stack of its run"
             )
-    with torch.device("cpu" if network else "meta"):
-        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
+    if network and config.network != "custom":
+        raise CheckpointError(f"checkpoint {path} is of network {config.network}, which is a2c's: leave out network")
+    if config.network == "custom":
+        net = _own_network(config, spaces, path, network)
+    else:
+        with torch.device("meta"):
+            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked)
     saved = state["network"]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
     if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
@@ -200,6 +206,18 @@ def make_checked(
     for name, value in saved.items():
         if not value.isfinite().all():
             raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
+    return net
+
+
+def _own_network(config: Config, spaces: Spaces, path: Path, network: NetworkFn | None) -> torch.nn.Module:
+    """What `network` makes, for the checkpoint `path`; CheckpointError where it is missing or cannot be used."""
+    try:
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # the caller's generator stays as it was
+            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
+            check_network(net, spaces)
+    except Exception as error:  # which somebody else has written
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"checkpoint {path} needs the network of its run: {reason}") from error
     return net
 
 
