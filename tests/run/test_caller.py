@@ -220,6 +220,21 @@ def test_own_network_that_is_recurrent_is_checked_before_anything_starts(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_own_network_keeps_what_it_learns_in_float32_whatever_its_layers_are_called(tmp_path):
+    class Normalized(TwoLayers):
+        def __init__(self, input_shape, n_actions):
+            super().__init__(input_shape, n_actions)
+            self.normalizer = nn.LayerNorm(input_shape)
+
+        def forward(self, obs):
+            return super().forward(self.normalizer(obs.to(self.normalizer.weight.dtype)))
+
+    trainer = a2c.Trainer(tiny(tmp_path / "run", precision="bfloat16", stop_after=80), network=Normalized)
+    assert trainer.run().env_steps == 80
+    assert {parameter.dtype for parameter in trainer.learner.net.parameters()} == {torch.float32}
+    assert trainer.learner.replica.normalizer.weight.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("own", [{"network": TwoLayers}, {"env_fn": lambda: Plane()}])
 def test_what_another_process_cannot_make_is_not_evaluated_there(tmp_path, own):
     with pytest.raises(ValueError, match=r"eval_every must be 0 with a network or env_fn, .* got 80"):
