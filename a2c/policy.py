@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a2c.config.config import Config
 from a2c.envs.single import Spaces
+from a2c.networks import NetworkFn, make_network
 
 
 class Decision(NamedTuple):
@@ -110,6 +112,24 @@ def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
     shapes, size = [list(output.shape) for output in outputs], rnn_state.shape[1]
     if shapes != [[2, n_actions], [2, 1], [2, size], [1, 2, n_actions], [1, 2]]:
         raise ValueError(f"{rule}, got {shapes} for B = 2, A = {n_actions} and H = {size}")
+
+
+def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = None) -> nn.Module:
+    """The network of `config` to load parameters into: on the device `meta`, without memory; of `custom`, on the CPU.
+
+    ValueError where `custom` is missing, not wanted, or makes nothing that can be used.
+    """
+    if custom and config.network != "custom":
+        raise ValueError(f"it is of network {config.network}, which is a2c's: leave out network")
+    try:
+        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # of the caller
+            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
+            if custom:
+                check_network(net, spaces)
+    except Exception as error:  # of what somebody else has written
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(reason) from error
+    return net
 
 
 def initial_state(net: nn.Module, num_envs: int, device: str | torch.device = "cpu") -> Tensor:

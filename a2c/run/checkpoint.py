@@ -19,8 +19,8 @@ from a2c import __version__
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
-from a2c.networks import NetworkFn, make_network
-from a2c.policy import check_network
+from a2c.networks import NetworkFn
+from a2c.policy import empty_network
 from a2c.processes.errors import WorkerError
 
 FORMAT = 7
@@ -179,9 +179,8 @@ def to_arrays(value: Any) -> Any:
 def make_checked(
     state: dict[str, Any], config: Config, spaces: Spaces, path: Path, network: NetworkFn | None = None
 ) -> torch.nn.Module:
-    """The network of `config` on the `meta` device, without memory, after checking that the checkpoint's fits it.
+    """The `empty_network` of `config`, after checking that the checkpoint's fits it.
 
-    `network`: makes a network that is not one of a2c's, on the CPU.
     CheckpointError where observations, actions or layers differ, or where a weight is NaN or infinite.
     """
     for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
@@ -190,13 +189,10 @@ def make_checked(
                 f"checkpoint {path} has {name} {str(state[name])[:80]}, {config.env} has {now}: keep env, frame_size "
                 "and frame_stack of its run"
             )
-    if network and config.network != "custom":
-        raise CheckpointError(f"checkpoint {path} is of network {config.network}, which is a2c's: leave out network")
-    if config.network == "custom":
-        net = _own_network(config, spaces, path, network)
-    else:
-        with torch.device("meta"):
-            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked)
+    try:
+        net = empty_network(config, spaces, network)
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
     saved = state["network"]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
     if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
@@ -206,18 +202,6 @@ def make_checked(
     for name, value in saved.items():
         if not value.isfinite().all():
             raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
-    return net
-
-
-def _own_network(config: Config, spaces: Spaces, path: Path, network: NetworkFn | None) -> torch.nn.Module:
-    """What `network` makes, for the checkpoint `path`; CheckpointError where it is missing or cannot be used."""
-    try:
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # the caller's generator stays as it was
-            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
-            check_network(net, spaces)
-    except Exception as error:  # which somebody else has written
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"checkpoint {path} needs the network of its run: {reason}") from error
     return net
 
 

@@ -190,7 +190,7 @@ def test_own_network_must_be_given_again(tmp_path, capsys):
 
 def test_no_network_is_given_for_one_of_a2cs(tmp_path):
     a2c.Trainer(tiny(tmp_path / "run", stop_after=80)).run()
-    with pytest.raises(CheckpointError, match="is of network mlp, which is a2c's: leave out network"):
+    with pytest.raises(CheckpointError, match="it is of network mlp, which is a2c's: leave out network"):
         a2c.load(tmp_path / "run", network=TwoLayers)
 
 
