@@ -57,8 +57,8 @@ class Learner:
             with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it was
                 torch.default_generator.manual_seed(config.seed)
                 net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
-            if network:
-                check_network(net, spaces)
+                if network:
+                    check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
             self.net = net.to(compute.device)
             self.optimizer = make_optimizer(self.net, config)
         else:

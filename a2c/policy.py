@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a2c.config.config import Config
 from a2c.envs.single import Spaces
+from a2c.networks import NetworkFn, make_network
 
 
 class Decision(NamedTuple):
@@ -81,6 +83,8 @@ class Policy:
 
 def check_network(net: nn.Module, spaces: Spaces) -> None:
     """ValueError where `net`, which somebody else has written, does not map observations to logits and values."""
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
     obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
     shape = ", ".join(map(str, ("B", *spaces.obs_shape)))
     rule = f"network must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
@@ -92,6 +96,40 @@ def check_network(net: nn.Module, spaces: Spaces) -> None:
         raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
     if shapes != [[2, spaces.n_actions], [2, 1]]:
         raise ValueError(f"{rule}, got {shapes} for B = 2 and A = {spaces.n_actions}")
+    if getattr(net, "rnn_state_size", 0):
+        _check_recurrent(net, obs, spaces.n_actions)
+
+
+def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
+    """ValueError where `step` or `replay` below cannot use `net`; `obs [2, ...]`."""
+    rule = "network with rnn_state_size H must have step(obs [B, ...], rnn_state [B, H]) and replay, as LstmA2C has"
+    rnn_state, starts = initial_state(net, 2), torch.ones(2, dtype=torch.bool)
+    try:
+        with torch.no_grad():
+            outputs = (*step(net, obs, rnn_state, starts), *replay(net, obs[None], starts[None], rnn_state))
+    except Exception as error:
+        raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
+    shapes, size = [list(output.shape) for output in outputs], rnn_state.shape[1]
+    if shapes != [[2, n_actions], [2, 1], [2, size], [1, 2, n_actions], [1, 2]]:
+        raise ValueError(f"{rule}, got {shapes} for B = 2, A = {n_actions} and H = {size}")
+
+
+def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = None) -> nn.Module:
+    """The network of `config` to load parameters into: on the device `meta`, without memory; of `custom`, on the CPU.
+
+    ValueError where `custom` is missing, not wanted, or makes nothing that can be used.
+    """
+    if custom and config.network != "custom":
+        raise ValueError(f"it is of network {config.network}, which is a2c's: leave out network")
+    try:
+        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # of the caller
+            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
+            if custom:
+                check_network(net, spaces)
+    except Exception as error:  # of what somebody else has written
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(reason) from error
+    return net
 
 
 def initial_state(net: nn.Module, num_envs: int, device: str | torch.device = "cpu") -> Tensor:

@@ -21,8 +21,9 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
     if compute.precision == torch.float32 and not always_copy:
         return net
     replica = copy.deepcopy(net)
-    if hasattr(net, "normalizer"):
-        replica.normalizer = net.normalizer
+    normalizer = getattr(net, "normalizer", None)
+    if isinstance(normalizer, nn.Module) and not list(normalizer.parameters()):  # statistics, nothing that is learned
+        replica.normalizer = normalizer
     for module in replica.modules():
         if not getattr(module, "keeps_float32", False):
             for parameter in module.parameters(recurse=False):

@@ -207,5 +207,5 @@ def _explain_fields() -> None:
     Config.__doc__ = "\n".join([str(Config.__doc__), "", "    Fields:", *lines])
 
 
-with suppress(OSError):  # installed without its source
+with suppress(OSError, SyntaxError, ValueError):  # installed without its source
     _explain_fields()

@@ -59,7 +59,10 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def register_env(env_fn: EnvFn) -> str:
-    """Register what `env_fn()` makes under the id `custom/NAME-v0`, NAME being that of `env_fn`, and return this id."""
+    """Register what `env_fn()` makes under the id `custom/NAME-v0`, NAME being that of `env_fn`, and return this id.
+
+    It replaces another of the same name.
+    """
     name = re.sub(r"\W", "", getattr(env_fn, "__name__", "")) or "env_fn"
     env_id = f"custom/{name}-v0"
     gym.registry.pop(env_id, None)  # one of the same name, in a notebook for instance; gymnasium would warn

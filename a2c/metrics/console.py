@@ -119,8 +119,10 @@ class Display:
             self.live = QuietLive(get_renderable=self._draw, **settings)
             self.live.start()
         elif self.config.progress and self.console.is_jupyter:
-            self.live = NotebookLive(self._draw)
-            self.live.start()
+            live = NotebookLive(self._draw)
+            with suppress(Exception):  # no run ends because of its display; without one it prints lines
+                live.start()
+                self.live = live
 
     def show(self, row: dict[str, float]) -> None:
         """Show one row of METRICS."""

@@ -88,13 +88,13 @@ class RunLogger:
         """Write one row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
         self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
         points = {TAGS[name]: value for name, value in row.items() if name != "env_steps"}
-        if self.config.wandb:
-            self._wandb = self._wandb or WandbRun(self.run_dir, self.config)
-            self._wandb.add(int(row["env_steps"]), points)
         if self._board is None:
             self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
             self._board.text("config", settings_table(self.config), int(row["env_steps"]))
         self._board.add(int(row["env_steps"]), time.time(), points)
+        if self.config.wandb:
+            self._wandb = self._wandb or WandbRun(self.run_dir, self.config)
+            self._wandb.add(int(row["env_steps"]), points)
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows after `env_steps`, which will be replayed."""

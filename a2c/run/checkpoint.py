@@ -19,7 +19,8 @@ from a2c import __version__
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
-from a2c.networks import NetworkFn, make_network
+from a2c.networks import NetworkFn
+from a2c.policy import empty_network
 from a2c.processes.errors import WorkerError
 
 FORMAT = 7
@@ -178,9 +179,8 @@ def to_arrays(value: Any) -> Any:
 def make_checked(
     state: dict[str, Any], config: Config, spaces: Spaces, path: Path, network: NetworkFn | None = None
 ) -> torch.nn.Module:
-    """The network of `config` on the `meta` device, without memory, after checking that the checkpoint's fits it.
+    """The `empty_network` of `config`, after checking that the checkpoint's fits it.
 
-    `network`: makes a network that is not one of a2c's, on the CPU.
     CheckpointError where observations, actions or layers differ, or where a weight is NaN or infinite.
     """
     for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
@@ -189,8 +189,10 @@ def make_checked(
                 f"checkpoint {path} has {name} {str(state[name])[:80]}, {config.env} has {now}: keep env, frame_size "
                 "and frame_stack of its run"
             )
-    with torch.device("cpu" if network else "meta"):
-        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
+    try:
+        net = empty_network(config, spaces, network)
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
     saved = state["network"]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
     if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +25,14 @@ class Evaluator:
         """Start it, at `env_steps` of the run; OSError where no process can be started."""
         if not self.config.eval_every:
             return
+        path = os.pathsep.join(sys.path)  # it finds the modules of this process, and no others in the working directory
         numbers = (self.config.eval_every, self.config.eval_episodes, env_steps)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CODE, str(self.run_dir), *map(str, numbers)],
+            [sys.executable, "-P", "-c", CODE, str(self.run_dir), *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
             process_group=0,  # no session of its own: Linux weighs sessions against each other before their niceness
         )
 

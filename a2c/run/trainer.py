@@ -45,8 +45,12 @@ class Trainer:
 
         `env_fn()` makes an environment, instead of the id `config.env`; see `register_env`.
         """
+        if config.eval_every and (network or env_fn):
+            rule = "eval_every must be 0 with a network or env_fn, which the process that evaluates cannot know"
+            raise ValueError(f"{rule}, got {config.eval_every}")
         config = replace(config, network="custom") if network else config
         config = replace(config, env=register_env(env_fn)) if env_fn else config
+        self.env_fn = env_fn
         self.run_dir = run_directory(config)
         self.lock = RunLock(self.run_dir)
         self.spaces = spaces = probe_spaces(config)
@@ -103,14 +107,15 @@ class Trainer:
         Leaving the loop ends the run with a checkpoint, as a signal does. Between two steps signals are the caller's.
         """
         try:
-            running = self._guarded(self._begin)
-            while running and self._guarded(self._step):
+            begun = training = self._guarded(self._begin)
+            while training:
+                training = self._guarded(self._step)
                 try:
-                    if not self.stop.by_caller:
+                    if not self.stop.by_caller and (training or self.episodes):  # workers may end some at the very end
                         yield Progress(self.learner.env_steps, self.learner.updates, self.scores.mean, self.episodes)
                 except GeneratorExit:
                     self.stop.leave()
-            if running:
+            if begun:
                 self._guarded(self._finish)
         finally:
             with stop_on_signals(self.stop):
@@ -164,8 +169,10 @@ class Trainer:
         self.episodes = []
         try:
             if self.stop_reason():
-                self.outputs.log(self.algorithm.drain(), self.learner.metrics, last=True)
+                stats = self.algorithm.drain()
+                self.outputs.log(stats, self.learner.metrics, last=True)
                 self.state.save_last(self.outputs)  # no row comes after the last checkpoint
+                self.episodes = stats.episodes
                 return False
             self.state.save_when_due(self.outputs)  # checkpoint; state in memory
             stats = self.algorithm.training_step()  # collect a rollout [T, N], learn it
@@ -196,6 +203,8 @@ class Trainer:
         if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
+        if self.env_fn:
+            register_env(self.env_fn)  # since then, another of the same name may have been registered
         self.episodes_continue = self.state.start()
 
     def close(self) -> None:

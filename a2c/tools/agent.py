@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from a2c.config.config import Config
-from a2c.envs.single import EnvFn, checked_spec, find_spec, is_atari, make_env
+from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env
 from a2c.networks import NetworkFn
 from a2c.policy import Policy
 from a2c.tools.load import Custom, load_policy
@@ -25,7 +25,8 @@ class Agent:
     def __init__(self, config: Config, net: nn.Module, obs_shape: tuple[int, ...], greedy: bool, seed: int) -> None:
         """`config`: of the run; `net`: its network, on the device where it acts; `seed`: of the sampling."""
         self.config, self.obs_shape = config, obs_shape
-        self.pixels = is_atari(find_spec(config.env))
+        self.spec = checked_spec(config)  # of now: its id may later be that of another environment
+        self.pixels = is_atari(self.spec)
         self.device = next(net.parameters()).device
         self.policy = Policy(net, 0, self.device, seed, greedy)  # for as many environments as in the last call
 
@@ -53,7 +54,7 @@ class Agent:
 
     def make_env(self, seed: int = 0, render_mode: str | None = None) -> gym.Env:
         """One environment with the preprocessing of the training; ValueError where it cannot be made here."""
-        return make_env(self.config, checked_spec(self.config), seed, render_mode)
+        return make_env(self.config, self.spec, seed, render_mode)
 
 
 def load(

@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from a2c.envs.single import EnvFn
 from a2c.metrics.files import write_atomically
+from a2c.networks import NetworkFn
 from a2c.run.policies import save_policy
-from a2c.tools.load import load_policy
+from a2c.tools.load import Custom, load_policy
 from a2c.tools.onnx_model import has_onnx, onnx_model
 
 
-def export(run_dir: str | Path, out: str | Path, *, checkpoint: str | None = None, half: bool = False) -> int:
+def export(
+    run_dir: str | Path,
+    out: str | Path,
+    *,
+    checkpoint: str | None = None,
+    half: bool = False,
+    network: NetworkFn | None = None,
+    env_fn: EnvFn | None = None,
+) -> int:
     """Write the policy of a run's checkpoint to the new file `out`, and return its env_steps.
 
     `out` ends in `.pt`, a policy file (`a2c.run.policies`), or in `.onnx`, a model for other runtimes
-    (`a2c.tools.onnx_model`). `half`, for `.pt`: with parameters as float16. Raises ValueError for another ending, a
+    (`a2c.tools.onnx_model`). `half`, for `.pt`: with parameters as float16. `network` and `env_fn`: what the `Trainer`
+    was given. Raises ValueError for another ending, a
     file that exists, a missing directory or package, or a parameter that is too large for float16, OSError where the
     file cannot be written, and what `load_policy` and `onnx_model` raise.
     """
     out = Path(out)
     _check(out, half)
-    config, net, state = load_policy(Path(run_dir), checkpoint)
+    config, net, state = load_policy(Path(run_dir), checkpoint, custom=Custom(network, env_fn))
     model = onnx_model(config, net, state) if out.suffix == ".onnx" else b""
     try:
         if model:

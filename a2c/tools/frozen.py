@@ -14,7 +14,7 @@ from a2c.metrics.files import CsvTable, read_table
 from a2c.metrics.results import read_episodes
 from a2c.processes.errors import WorkerError
 from a2c.processes.start import stop_with_input
-from a2c.run.checkpoint import LATEST, load_checkpoint
+from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint
 from a2c.run.policies import kept_policies
 from a2c.tools.evaluate import evaluate
 
@@ -87,13 +87,14 @@ class Evaluations:
     def evaluate_newest(self) -> bool:
         """Evaluate the newest policy that is due; older ones are left out. False where there is none.
 
-        One that cannot be played is left out, too: the run may have removed it to go back.
+        One that cannot be played is left out, too: the run may have removed it to go back. ValueError where this
+        process does not know its environment.
         """
         steps, path = max(kept_policies(self.run_dir).items(), default=(0, None))
         if path is None or steps // self.every <= self.last // self.every:
             return False
         self.last = steps
-        with suppress(ValueError, WorkerError, FloatingPointError):
+        with suppress(CheckpointError, WorkerError, FloatingPointError):
             scores = evaluate(path, self.episodes, threads=1)
             self.table.add([_row(steps, scores)])
         return True

@@ -56,7 +56,7 @@ def onnx_model(config: Config, net: nn.Module, state: Mapping[str, Any]) -> byte
     It has been compared with torch on random observations and on those of an episode. Raises FloatingPointError where a
     difference is beyond TOLERANCE, WorkerError where the environment fails. `net` cannot be trained any more.
     """
-    module = _Recurrent(net) if hasattr(net, "rnn_state_size") else _Feedforward(net)
+    module = _Recurrent(net) if getattr(net, "rnn_state_size", 0) else _Feedforward(net)
     with raising_worker_error(ValueError), closing(make_env(config, checked_spec(config), config.seed)) as env:
         batches = [_random(env, 3), _random(env, 1), _played(env, config.seed)]  # [batch, ...] each
         meanings = getattr(env.unwrapped, "get_action_meanings", None)
@@ -72,8 +72,9 @@ class _Feedforward(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        if isinstance(net.normalizer, FrameNorm):
-            net.normalizer = _FixedFrameNorm(net.normalizer)
+        normalizer = getattr(net, "normalizer", None)  # which a network that is not a2c's may not have
+        if isinstance(normalizer, FrameNorm):
+            net.normalizer = _FixedFrameNorm(normalizer)
         self.net = net.requires_grad_(False).eval()
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:

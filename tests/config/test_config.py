@@ -1,17 +1,22 @@
 """Every setting has a help text and a range, bad values are refused by name, and a config survives JSON."""
 
 import ast
+import compileall
 import dataclasses
 import inspect
 import itertools
 import math
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args, get_type_hints
 
 import pytest
 
+import a2c
 from a2c.config import config as module
 from a2c.config.config import Config
 from a2c.config.presets import PRESETS
@@ -194,3 +199,12 @@ def test_resolve_leaves_nothing_open_and_changes_nothing_twice():
 def test_nearest_returns_close_names_or_all():
     assert nearest("Pnog", ("Pong", "Breakout")) == "did you mean Pong?"
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
+
+
+def test_config_is_imported_without_its_source(tmp_path):
+    shutil.copytree(Path(a2c.__file__).parent, tmp_path / "a2c", ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(tmp_path / "a2c" / "config", legacy=True, quiet=1)
+    for path in (tmp_path / "a2c" / "config").glob("*.py"):
+        path.unlink()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from a2c.config import config; print(config.__file__)"
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True).strip().endswith("config.pyc")

@@ -188,6 +188,23 @@ def test_display_in_a_notebook_survives_what_cannot_be_drawn_and_shows_nothing_w
     assert not text and not notebook.printed
 
 
+def test_display_in_a_notebook_that_shows_nothing_prints_lines(monkeypatch, capsys):
+    def refuse(*args, **kwargs):
+        raise LookupError("no kernel")
+
+    monkeypatch.setattr(Notebook, "display", refuse)
+    for name in ("IPython", "IPython.display"):
+        monkeypatch.setitem(sys.modules, name, Notebook())
+    display = display_of()
+    display.console = Console(force_jupyter=True)
+    display.start()
+    assert display.live is None
+    display.console = Console(width=200)
+    display.show(row_of(1500))
+    display.close()
+    assert "1,500/" in capsys.readouterr().out
+
+
 def test_display_summary_does_not_break_the_run_directory_and_says_how_to_continue(monkeypatch):
     run_dir = Path("/a/rather/long/path/with [brackets] and :smile: and so on" + "/and/on" * 12)
     for finished in (False, True):

@@ -191,3 +191,13 @@ def test_without_the_package_the_process_says_so(tmp_path):
     run = WandbRun(tmp_path, Config())
     wait_for(lambda: run._process.poll() is not None)
     assert "No module named 'wandb'" in run.messages()[0]
+
+
+def test_where_wandb_cannot_be_started_tensorboard_misses_nothing(tmp_path):
+    (tmp_path / "wandb").write_text("a file")
+    logger = RunLogger(tmp_path, Config(wandb=True))
+    with pytest.raises(OSError, match="directory"):
+        logger.metrics(row_of(100))
+    logger.close()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+    assert b"score/reward_100" in written

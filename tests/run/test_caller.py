@@ -11,7 +11,9 @@ from runs import tiny
 from torch import nn
 
 import a2c
+from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.cli import commands as cli
+from a2c.envs.vector_env import Episode
 from a2c.run.checkpoint import CheckpointError, load_checkpoint
 
 
@@ -50,6 +52,12 @@ class Recurrent(nn.Module):
         return torch.cat(logits), torch.cat(values)
 
 
+class Lazy(TwoLayers):
+    def __init__(self, input_shape, n_actions):
+        super().__init__(input_shape, n_actions)
+        self.body = nn.Sequential(nn.LazyLinear(8), nn.Tanh())
+
+
 class Plane(gym.Env):
     """Pays 1 for action 1, for ten steps."""
 
@@ -82,6 +90,15 @@ def test_iterating_trains_as_run_does_and_says_where_it_is(tmp_path):
     assert [progress.updates for progress in seen] == [4, 8, 12, 16, 20, 24]
     episodes = [episode.score for progress in seen for episode in progress.episodes]
     assert len(episodes) == trainer.result().episodes and seen[-1].score == pytest.approx(np.mean(episodes))
+
+
+def test_the_caller_sees_every_episode_of_workers_too(tmp_path):
+    trainer = a2c.Trainer(tiny(tmp_path / "run", algorithm="a3c", workers=2))
+    last = TrainingStats(0, [Episode(0, 7.0, 7)], {})
+    drain = trainer.algorithm.drain
+    trainer.algorithm.drain = lambda: merge_stats([drain(), last], 1)  # as where one ends at the very end
+    seen = [episode for progress in trainer for episode in progress.episodes]
+    assert len(seen) == trainer.result().episodes and seen[-1].score == 7.0
 
 
 def test_leaving_the_loop_saves_and_the_run_continues_exactly(tmp_path):
@@ -163,9 +180,65 @@ def test_own_network_must_be_given_again(tmp_path, capsys):
             use(tmp_path / "run")
     with pytest.raises(CheckpointError, match="belongs to another network"):
         a2c.load(tmp_path / "run", network=Recurrent)
+    with pytest.raises(CheckpointError, match="needs the network of its run: KeyError: 'mine'"):
+        a2c.load(tmp_path / "run", network=lambda input_shape, n_actions: {}["mine"])
     assert cli.main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "damaged" not in capsys.readouterr().err
     assert cli.main(["train", "--network", "custom", "--env", "CartPole-v1", "--backend", "sync"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_no_network_is_given_for_one_of_a2cs(tmp_path):
+    a2c.Trainer(tiny(tmp_path / "run", stop_after=80)).run()
+    with pytest.raises(CheckpointError, match="it is of network mlp, which is a2c's: leave out network"):
+        a2c.load(tmp_path / "run", network=TwoLayers)
+
+
+def test_own_network_with_lazy_layers_starts_from_the_seed_and_continues(tmp_path):
+    before = torch.random.get_rng_state()
+    first, second = (a2c.Trainer(tiny(tmp_path / name, stop_after=80), network=Lazy) for name in "ab")
+    assert same(first.learner.net.state_dict(), second.learner.net.state_dict())
+    first.run()
+    assert a2c.Trainer.resume(tmp_path / "a", network=Lazy).run().finished
+    a2c.load(tmp_path / "a", network=Lazy)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_own_network_that_is_recurrent_is_checked_before_anything_starts(tmp_path):
+    class NoStep(TwoLayers):
+        rnn_state_size = 8
+
+    class WrongReplay(Recurrent):
+        def replay(self, obs, starts, rnn_state):
+            return super().replay(obs, starts, rnn_state)[0][:, :1], obs
+
+    for network, what in ((NoStep, "AttributeError"), (WrongReplay, r"got|Error")):
+        with pytest.raises(ValueError, match=f"network with rnn_state_size H must have step.*{what}"):
+            a2c.Trainer(tiny(tmp_path / "run"), network=network)
+    with pytest.raises(ValueError, match=r"network must make a torch.nn.Module, got function"):
+        a2c.Trainer(tiny(tmp_path / "run"), network=lambda input_shape, n_actions: lambda obs: obs)
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_network_keeps_what_it_learns_in_float32_whatever_its_layers_are_called(tmp_path):
+    class Normalized(TwoLayers):
+        def __init__(self, input_shape, n_actions):
+            super().__init__(input_shape, n_actions)
+            self.normalizer = nn.LayerNorm(input_shape)
+
+        def forward(self, obs):
+            return super().forward(self.normalizer(obs.to(self.normalizer.weight.dtype)))
+
+    trainer = a2c.Trainer(tiny(tmp_path / "run", precision="bfloat16", stop_after=80), network=Normalized)
+    assert trainer.run().env_steps == 80
+    assert {parameter.dtype for parameter in trainer.learner.net.parameters()} == {torch.float32}
+    assert trainer.learner.replica.normalizer.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("own", [{"network": TwoLayers}, {"env_fn": lambda: Plane()}])
+def test_what_another_process_cannot_make_is_not_evaluated_there(tmp_path, own):
+    with pytest.raises(ValueError, match=r"eval_every must be 0 with a network or env_fn, .* got 80"):
+        a2c.Trainer(tiny(tmp_path / "run", eval_every=80), **own)
 
 
 def test_own_network_of_a3c_must_be_importable(tmp_path):
@@ -206,6 +279,20 @@ def test_own_environment_needs_no_id(tmp_path, backend, env_fn):
     assert scores.shape == (4,) and scores.max() <= 10
     agent = a2c.load(tmp_path / "run", env_fn=env_fn)
     assert agent.make_env().reset(seed=1)[0].shape == (3,)
+
+
+def test_own_environments_of_one_name_are_not_mixed_up(tmp_path):
+    def paying(score):
+        return lambda: gym.wrappers.TransformReward(Plane(), lambda reward: score)
+
+    config = {"total_env_steps": 160, "num_envs": 2}
+    trainers = [a2c.Trainer(tiny(tmp_path / str(n), **config), env_fn=paying(n)) for n in (1.0, 2.0)]
+    assert [trainer.run().score for trainer in trainers] == [10.0, 20.0]
+    agents = [a2c.load(tmp_path / str(n), env_fn=paying(n)) for n in (1.0, 2.0)]
+    for agent, reward in zip(agents, (1.0, 2.0), strict=True):
+        env = agent.make_env()
+        env.reset(seed=0)
+        assert env.step(0)[1] == reward
 
 
 def test_own_environment_must_be_given_again_in_another_process(tmp_path, capsys):

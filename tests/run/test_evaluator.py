@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 
@@ -81,3 +82,15 @@ def test_eval_every_is_a_multiple_of_keep_policy_every():
     with pytest.raises(ValueError, match=r"eval_every must be a multiple of keep_policy_every \(100\).*got 250"):
         replace(config, eval_every=250)
     assert Config(eval_every=250).keep_policy_every == 0 and Config().eval_every == 0
+
+
+def test_the_process_finds_the_modules_of_this_one_and_none_of_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "a2c").mkdir()
+    (tmp_path / "a2c" / "__init__.py").write_text("open('executed', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluator, "CODE", "import a2c.config, runs")
+    monkeypatch.setattr(evaluator.sys, "path", [path for path in sys.path if path])
+    one = evaluator.Evaluator(tmp_path, Config(eval_every=160))
+    one.start(0)
+    assert one.process.wait(60) == 0 and one.close() == 0
+    assert not (tmp_path / "executed").exists()

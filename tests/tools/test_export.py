@@ -5,14 +5,17 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from runs import tiny
 from toys import same
 
 from a2c.cli import commands as cli
 from a2c.run.checkpoint import POLICY, load_checkpoint
+from a2c.run.trainer import Trainer
 from a2c.tools import export as exporting
 from a2c.tools.evaluate import evaluate
 from a2c.tools.export import export
 from a2c.tools.load import load_policy
+from a2c.tools.onnx_model import has_onnx
 from a2c.tools.record_video import record_video
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "40", "--no-progress"]
@@ -145,3 +148,23 @@ def test_export_raises_on_a_disk_that_refuses(run, tmp_path, capsys, monkeypatch
     assert cli.main(["export", str(run), str(tmp_path / "policy.pt")]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path / 'policy.pt'} could not be written: ") and error.count("\n") == 1
+
+
+class Own(torch.nn.Module):
+    def __init__(self, input_shape, n_actions):
+        super().__init__()
+        self.both = torch.nn.Linear(*input_shape, n_actions + 1)
+
+    def forward(self, obs):
+        both = self.both(obs)
+        return both[:, 1:], both[:, :1]
+
+
+def test_a_network_of_ones_own_is_exported(tmp_path):
+    Trainer(tiny(tmp_path / "run", stop_after=80), network=Own).run()
+    with pytest.raises(ValueError, match="as the argument network"):
+        export(tmp_path / "run", tmp_path / "policy.pt")
+    assert export(tmp_path / "run", tmp_path / "policy.pt", network=Own) == 80
+    assert evaluate(tmp_path / "policy.pt", 1, network=Own).shape == (1,)
+    if has_onnx():
+        assert export(tmp_path / "run", tmp_path / "policy.onnx", network=Own) == 80

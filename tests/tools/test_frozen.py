@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from runs import tiny
 
+from a2c.run.checkpoint import CheckpointError
 from a2c.run.policies import kept_policies
 from a2c.run.trainer import Trainer
 from a2c.tools import frozen
@@ -139,8 +140,17 @@ def test_while_a_run_trains_the_newest_policy_that_is_due_is_evaluated(run_dir, 
 
 def test_a_policy_that_cannot_be_played_is_left_out(run_dir, monkeypatch):
     def fail(path, episodes, *, threads):
-        raise ValueError("removed")
+        raise CheckpointError("removed")
 
     monkeypatch.setattr(frozen, "evaluate", fail)
     evaluations = frozen.Evaluations(run_dir, 160, 2, after=0)
     assert evaluations.evaluate_newest() and not evaluations.evaluate_newest() and evaluated(run_dir) == {}
+
+
+def test_a_policy_of_an_unknown_environment_ends_the_evaluations(run_dir, monkeypatch):
+    def fail(path, episodes, *, threads):
+        raise ValueError("env must be a registered Gymnasium id")
+
+    monkeypatch.setattr(frozen, "evaluate", fail)
+    with pytest.raises(ValueError, match="env must be"):
+        frozen.Evaluations(run_dir, 160, 2, after=0).evaluate_newest()
