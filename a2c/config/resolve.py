@@ -25,13 +25,14 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     its rounding errors on, so `auto` is float32 for mlp and lstm, and for custom, which may compute in float32 alone.
     """
     kind, a3c = network_kind(config, input_shape), config.algorithm == "a3c"
+    pong = "pong" in config.env.lower() and not config.env.startswith("custom/")  # whatever an own function is called
     return replace(
         config,
         network=kind,
         precision="float32" if kind in ("mlp", "lstm", "custom") and config.precision == "auto" else config.precision,
         lstm_units=config.lstm_units or (256 if len(input_shape) == 3 else 16),
         log_eps=(1e-6 if config.algorithm == "ga3c" else 0.0) if config.log_eps is None else config.log_eps,
-        target_score=18.0 if config.target_score is None and "pong" in config.env.lower() else config.target_score,
+        target_score=18.0 if config.target_score is None and pong else config.target_score,
         cuda=config.cuda and not a3c,
         threads=1 if a3c else config.threads,  # one per worker; the run's own process computes almost nothing
     )
