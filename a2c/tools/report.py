@@ -19,7 +19,7 @@ CHARTS = (  # id in the page, title, how to read it
     (
         "explained_variance",
         "Explained variance",
-        "1 is a perfect value head, 0 one that has learned nothing. Begins at -1.",
+        "1 is a perfect value head, 0 one that has learned nothing. Values below -1 are cut off.",
     ),
     ("approx_kl", "approx_kl", "How far the policy moves from the one that acted: 0.01 to 0.1 is usual."),
     ("shares", "Where the time goes", "Shares of wall time; the rest is logging and waiting."),

@@ -120,7 +120,7 @@ def _target(settings: dict[str, Any], episodes: Table) -> str:
 
 
 def _evaluations(run_dir: Path) -> list[str]:
-    """A line for the last row of evaluations.csv (`a2c compare`), one for evaluation.json (`a2c evaluate --json`)."""
+    """A line for the last row of evaluations.csv, and one for evaluation.json (`a2c evaluate --json`)."""
     lines = []
     with suppress(FileNotFoundError):
         table = read_table(run_dir / "evaluations.csv", ("env_steps", "episodes", "mean"))

@@ -50,10 +50,13 @@ def resolved(runs: Sequence[Run]) -> list[Run]:
 
 
 def check_runs(out: Path, runs: Sequence[Run]) -> None:
-    """ValueError where a run that `out` holds already has other settings than in `runs`, or where a link is in the way.
+    """ValueError where a run that `out` holds already has other settings than in `runs`, or where a file or link is in
+    the way.
 
     The runs are `resolved`.
     """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a directory, got {str(out)!r}")
     for run in runs:
         for path in (out / run.setting, out / run.name, out / f"{run.name}.log"):
             if path.is_symlink():

@@ -125,7 +125,13 @@ def test_compare_accepts_flags_that_repeat_what_a_run_resolved(out):
 
 
 def test_compare_lets_only_settings_differ_that_change_no_result():
-    assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every"}
+    assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every", "wandb"}
+
+
+def test_compare_refuses_a_file_in_place_of_its_directory(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert cli.main(["compare", str(tmp_path / "file"), "--preset", "cartpole"]) == 2
+    assert capsys.readouterr().err == f"error: out must be a directory, got '{tmp_path / 'file'}'\n"
 
 
 @pytest.mark.parametrize("name", ["gamma=0.9", "gamma=0.9/seed-3", "gamma=0.9/seed-3.log"])
