@@ -92,7 +92,7 @@ class Plot:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run directories, or directories that hold some, such as that of `a2c compare` (paths)."""
-    out: Path = Path("curve.png")
+    out: Path = Path("plot.png")
     """File to write, .png or .svg (path)."""
     x: Literal["decisions", "frames", "seconds"] = "decisions"
     """Horizontal axis: decisions of the agent, frames of the emulator, or wall time."""

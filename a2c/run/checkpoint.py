@@ -49,8 +49,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     content = io.BytesIO()
     torch.save(to_tensors({"format": FORMAT, "version": __version__, **state}), content)
     second = path.with_name(PREVIOUS + TEMPORARY)
-    keep_previous = keep_previous and path.exists()
-    if keep_previous:
+    if keep_previous := keep_previous and path.exists():
         second.unlink(missing_ok=True)
         try:
             os.link(path, second)  # a second name, so that there is a file at `path` all the time
@@ -68,7 +67,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises CheckpointError for a file that is missing, damaged, not of a2c or of another format.
     """
     if not path.is_file():
-        raise CheckpointError(f"checkpoint must be a file, got {path}; is this a run directory?")
+        why = "the directory has no such file" if path.parent.is_dir() else "there is no such directory"
+        raise CheckpointError(f"checkpoint must be a file, got {path}: {why}")
     try:
         _check_archive(path)
         # Mapped, no storage can reach beyond the file, whatever size the pickle gives it.

@@ -12,7 +12,7 @@ from a2c.envs.single import probe_spaces
 from a2c.metrics.files import read_small
 
 # Settings that may change when a run continues.
-FREE = ("run_dir", "resume", "stop_after", "progress", "log_every", "wandb")
+FREE = ("run_dir", "resume", "stop_after", "progress", "log_every", "wandb", "eval_every", "eval_episodes")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -171,7 +171,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(args, parts, tmp_path, monk
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and not captured.out
     assert all(part in captured.err for part in parts), captured.err
-    assert not (tmp_path / "curve.png").exists()
+    assert not (tmp_path / "plot.png").exists()
 
 
 def test_plot_does_not_import_torch(tmp_path):
