@@ -28,8 +28,8 @@ RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
 GAMES = ("breakout", "qbert")  # their directories in results/
 GAMES_TITLE = (
-    "True scores of the frozen policy, one seed per game; on the scale `human`, 0 % is random play. Beside it\n"
-    "RL Baselines3 Zoo: one run each, 10 million decisions.\n\n"
+    "True scores of the frozen policy over 100 episodes, one seed per game, beside those of RL Baselines3 Zoo (one\n"
+    "run each, 10 million decisions).\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
     "Breakout": (280, 398),
@@ -91,16 +91,7 @@ def games(*groups: Path) -> str:
     """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
     if not groups:
         return ""
-    header = (
-        "game",
-        "decisions",
-        "mean score (95 % interval)",
-        "lowest to highest",
-        "episodes",
-        "human",
-        "Zoo A2C",
-        "Zoo PPO",
-    )
+    header = ("game", "decisions", "mean score (95 % interval)", "lowest to highest", "Zoo A2C", "Zoo PPO")
     rows = []
     for group in groups:
         figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
@@ -109,8 +100,7 @@ def games(*groups: Path) -> str:
         others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
         extremes = f"{figures['min']:,.0f} to {figures['max']:,.0f}"
         row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})", extremes)
-        human = figures["human_normalized"]  # None for a game without published scores
-        rows.append((*row, str(figures["episodes"]), "-" if human is None else f"{human:.0%}", *others))
+        rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 
 
