@@ -101,7 +101,7 @@ def opened_browser():
     """A page of a new Chromium in which no host name can be resolved."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
-    with TemporaryDirectory() as profile:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # its last processes may still write
 
         def connect():  # the browser reads from descriptor 3 and writes to 4
             os.dup2(os.dup2(theirs_in, 10), 3)

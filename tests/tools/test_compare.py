@@ -125,7 +125,16 @@ def test_compare_accepts_flags_that_repeat_what_a_run_resolved(out):
 
 
 def test_compare_lets_only_settings_differ_that_change_no_result():
-    assert set(FREE) == {"run_dir", "resume", "stop_after", "progress", "log_every", "wandb"}
+    assert set(FREE) == {
+        "run_dir",
+        "resume",
+        "stop_after",
+        "progress",
+        "log_every",
+        "wandb",
+        "eval_every",
+        "eval_episodes",
+    }
 
 
 def test_compare_refuses_a_file_in_place_of_its_directory(tmp_path, capsys):
