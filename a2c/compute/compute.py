@@ -63,7 +63,11 @@ class Compute:
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
         """Call `function` on each item in the compute threads; results in order, errors once all are done."""
-        calls = self.calls = [self.pool.submit(function, *arguments) for arguments in zip(*items, strict=True)]
+        work = list(zip(*items, strict=True))
+        # Made before a thread begins: Ctrl-C may come between the start of a call and the end of `submit`.
+        calls = self.calls = [Future() for _ in work]
+        for call, arguments in zip(calls, work, strict=True):
+            self.pool.submit(_answer, call, function, arguments)
         wait(calls)
         return [call.result() for call in calls]
 
@@ -79,6 +83,14 @@ class Compute:
         """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
         self.pool.shutdown(wait=self.wait_idle(), cancel_futures=True)
         self._restore()
+
+
+def _answer(call: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Call `function` and pass on what it returns or raises."""
+    try:
+        call.set_result(function(*arguments))
+    except BaseException as error:
+        call.set_exception(error)
 
 
 def _restore_callers_settings() -> None:
