@@ -23,6 +23,7 @@ from a2c.processes.start import available_cores
 _open = 0  # instances of `Compute` that are in use
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
 
+TICK = 1.0  # seconds that one wait takes at most
 PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
 
@@ -68,7 +69,8 @@ class Compute:
         calls = self.calls = [Future() for _ in work]
         for call, arguments in zip(calls, work, strict=True):
             self.pool.submit(_answer, call, function, arguments)
-        wait(calls)
+        while wait(calls, TICK).not_done:  # Python handles a signal that came just before a wait only after it
+            pass
         return [call.result() for call in calls]
 
     def wait_idle(self) -> bool:
