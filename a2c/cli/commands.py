@@ -21,7 +21,7 @@ from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, Export, Plot, RecordVideo, Report, Watch
+from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Watch
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -73,21 +73,9 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"a2c {__version__}")
         return 0
     options, rest = parse_command(args)
-    if isinstance(options, Config):
-        return _train(options)
-    if isinstance(options, Evaluate):
-        return _evaluate(options)
-    if isinstance(options, RecordVideo):
-        return _record(options)
-    if isinstance(options, Export):
-        return _export(options)
-    if isinstance(options, Plot):
-        return _plot(options)
-    if isinstance(options, Report):
-        return _report(options)
-    if isinstance(options, Watch):
-        return _watch(options)
-    return _compare(args, options, rest)
+    if isinstance(options, Compare):
+        return _compare(args, options, rest)
+    return RUN[type(options)](options)
 
 
 @_in_one_line
@@ -219,3 +207,14 @@ def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int
 
     train = [sys.executable, "-c", UNTIL_INPUT_CLOSES, "train"]
     return compare(options.out, runs, train, options.jobs, shlex.join(["a2c", *args]))
+
+
+RUN: dict[type[Options], Callable[[Any], int]] = {  # what runs the options of a command; `_compare` takes more
+    Config: _train,
+    Evaluate: _evaluate,
+    RecordVideo: _record,
+    Export: _export,
+    Plot: _plot,
+    Report: _report,
+    Watch: _watch,
+}

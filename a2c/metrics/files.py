@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +57,27 @@ def read_small(path: Path) -> str:
     if len(content) > SMALL:
         raise ValueError(f"{path} must have at most {SMALL:,} bytes, got more")
     return content.decode("utf-8")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run; empty where there is no file, ValueError where it is damaged."""
+    try:
+        values: Any = json.loads(read_small(path))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a JSON object, got a damaged file ({error}); remove it") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must be a JSON object, got {type(values).__name__}; remove it")
+    return values
+
+
+def check_out(out: Path, endings: Sequence[str]) -> None:
+    """ValueError where `out` has none of the `endings`, or lies in a directory that does not exist."""
+    if out.suffix not in endings:
+        raise ValueError(f"out must end in {' or '.join(endings)}, got {str(out)!r}")
+    if not out.parent.is_dir():
+        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
 
 
 def open_regular(path: str, flags: int) -> int:

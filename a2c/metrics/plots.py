@@ -62,6 +62,11 @@ def draw_runs(axes: Any, curves: Sequence[Curve], colour: Any, label: str | None
     axes.plot(line.x[every], line.y[every], color=colour, lw=2, label=label)
 
 
+def time_unit(longest: float) -> tuple[str, float]:
+    """Title of an axis of wall time up to `longest` seconds, and the seconds in one unit of it."""
+    return ("wall time (seconds)", 1.0) if longest < 120 else ("wall time (minutes)", 60.0)
+
+
 def colours(count: int) -> Callable[[int], Any]:
     """A function from 0, 1, ... to `count` colours that can be told apart."""
     from matplotlib import colormaps

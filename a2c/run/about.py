@@ -18,7 +18,7 @@ import torch
 
 from a2c import __version__
 from a2c.compute.compute import Compute, resolve_precision
-from a2c.metrics.files import read_small, write_atomically
+from a2c.metrics.files import read_object, write_atomically
 from a2c.processes.start import available_cores
 
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
@@ -99,12 +99,7 @@ def write_about(path: Path, facts: Mapping[str, Any], new: bool = False) -> None
 
     Raises ValueError where the file is damaged, OSError where the disk refuses.
     """
-    try:
-        before: dict[str, Any] = {} if new else dict(json.loads(read_small(path)))
-    except FileNotFoundError:
-        before = {}
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be a JSON object, got a damaged file ({error}); remove it") from error
+    before = {} if new else read_object(path)
     merged = {}
     for name, value in facts.items():
         seen = before.get(name, value)

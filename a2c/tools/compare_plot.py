@@ -9,7 +9,7 @@ import numpy as np
 
 from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.plots import Curve, colours, draw_runs, picture
+from a2c.metrics.plots import Curve, colours, draw_runs, picture, time_unit
 from a2c.metrics.results import moving_mean, read_finished
 from a2c.tools.runs import Run
 from a2c.tools.summary import Row, show_score
@@ -24,17 +24,17 @@ def draw(out: Path, runs: Sequence[Run], summaries: Sequence[Row]) -> None:
     colour_of = colours(len(summaries))
     curves = {run.name: _curve(out / run.name) for run in runs}
     longest = max((seconds[-1] for _, seconds, means in curves.values() if len(means)), default=0.0)
-    unit, length = ("seconds", 1) if longest < 120 else ("minutes", 60)
+    title, unit = time_unit(longest)
     for place, summary in enumerate(summaries):
         shown = [curves[run.name] for run in runs if run.setting == summary["setting"] and len(curves[run.name][0])]
         draw_runs(left, [Curve(steps / 1e6, means) for steps, _, means in shown], colour_of(place), _label(summary))
-        draw_runs(right, [Curve(seconds / length, means) for _, seconds, means in shown], colour_of(place))
+        draw_runs(right, [Curve(seconds / unit, means) for _, seconds, means in shown], colour_of(place))
     for axes in (left, right):
         for target in {row["target"] for row in summaries} - {""}:
             axes.axhline(target, ls="--", lw=1, color="gray")
         axes.grid(alpha=0.3)
     left.set(xlabel="environment steps (million decisions)", ylabel=f"mean score of the last {WINDOW} episodes")
-    right.set(xlabel=f"wall time ({unit})")
+    right.set(xlabel=title)
     note = "line: median of the seeds, band: lowest to highest" if len(runs) > len(summaries) else None
     columns = 1 if len(summaries) < 3 else 2
     figure.legend(title=note, loc="outside lower center", ncols=columns, fontsize=8, title_fontsize=8)

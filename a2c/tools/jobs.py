@@ -16,7 +16,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from a2c.metrics.console import QuietConsole
-from a2c.metrics.files import read_small, write_atomically
+from a2c.metrics.files import read_object, write_atomically
 from a2c.metrics.text import format_duration
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.run.checkpoint import LATEST
@@ -176,12 +176,7 @@ class Jobs:
                 process.send_signal(signal.SIGINT)
 
     def _read(self) -> dict[str, dict[str, int]]:
-        try:
-            return dict(json.loads(read_small(self.out / STATUS)))
-        except FileNotFoundError:
-            return {}
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{self.out / STATUS} must be a JSON object ({error}); remove it") from error
+        return read_object(self.out / STATUS)
 
 
 def describe(out: Path, run: Run) -> str:

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from a2c.config.validation import check_choice
-from a2c.metrics.files import read_table, write_atomically
+from a2c.metrics.files import check_out, read_object, read_table, write_atomically
 from a2c.metrics.logger import METRICS
-from a2c.metrics.plots import Curve, colours, draw_runs, picture
+from a2c.metrics.plots import Curve, colours, draw_runs, picture, time_unit
 from a2c.metrics.results import finite_rows, moving_mean, read_finished
 from a2c.metrics.text import format_number
-from a2c.tools.read_run import frames_per_decision, number_in, read_object
+from a2c.tools.read_run import frames_per_decision, number_in
 from a2c.tools.runs import FREE
 
 KINDS = (".png", ".svg")
@@ -65,10 +65,7 @@ def plot(paths: Sequence[Path], out: Path, x: X = "decisions", metric: str = SCO
     where a file cannot be read or written.
     """
     check_choice("metric", metric, tuple(METRICS))
-    if out.suffix not in KINDS:
-        raise ValueError(f"out must end in {' or '.join(KINDS)}, got {str(out)!r}")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
+    check_out(out, KINDS)
     runs, left_out = read_runs(paths, metric)
     groups: dict[str, list[PlottedRun]] = {}
     for run in runs:
@@ -158,7 +155,7 @@ def _draw(groups: Sequence[Sequence[PlottedRun]], out: Path, x: X, metric: str, 
 def _unit(x: X, longest: float) -> tuple[str, float]:
     """Title of the axis, and how many of `x` make one unit of it."""
     if x == "seconds":
-        return ("wall time (seconds)", 1.0) if longest < 120 else ("wall time (minutes)", 60.0)
+        return time_unit(longest)
     what = "decisions" if x == "decisions" else "emulator frames"
     word, size = (" (millions)", 1e6) if longest >= 1e6 else (" (thousands)", 1e3) if longest >= 1e4 else ("", 1.0)
     return what + word, size

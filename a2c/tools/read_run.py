@@ -5,7 +5,6 @@ A run directory may come from somebody else, and may be of an older version: eve
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,20 +16,7 @@ import numpy as np
 
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.single import is_atari
-from a2c.metrics.files import BLOCK, open_regular, read_small, read_table
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a run; empty where there is no file, ValueError where it is damaged."""
-    try:
-        values: Any = json.loads(read_small(path))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be a JSON object, got a damaged file ({error}); remove it") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must be a JSON object, got {type(values).__name__}; remove it")
-    return values
+from a2c.metrics.files import BLOCK, open_regular, read_table
 
 
 def number_in(settings: dict[str, Any], name: str) -> float | None:

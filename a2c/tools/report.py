@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from a2c import __version__
-from a2c.metrics.files import open_regular, write_atomically
+from a2c.metrics.files import check_out, open_regular, write_atomically
 from a2c.tools.report_data import check_run, read_report
 
 PAGE = Path(__file__).parent / "page"  # template, style and script
@@ -46,10 +46,7 @@ def write_report(run_dir: Path, out: Path) -> int:
     Raises ValueError for a directory that holds no run, for an `out` that cannot be, for damaged files, and without
     the extra `report`; OSError where a file cannot be read or written.
     """
-    if out.suffix != ".html":
-        raise ValueError(f"out must end in .html, got {str(out)!r}")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
+    check_out(out, [".html"])
     check_run(run_dir)
     page = make_page(run_dir, read_report(run_dir))
     write_atomically(out, page)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from a2c.metrics.files import read_table
+from a2c.metrics.files import read_object, read_table
 from a2c.metrics.logger import METRICS
 from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
 from a2c.metrics.results import best_mean, first_passage, moving_mean, read_finished
 from a2c.metrics.text import format_duration, format_number, format_score
 from a2c.tools.model_card import model_card
-from a2c.tools.read_run import number_in, read_columns, read_object
+from a2c.tools.read_run import number_in, read_columns
 
 Pairs = list[tuple[str, str]]  # a name and a text
 Table = dict[str, np.ndarray]
