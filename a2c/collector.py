@@ -29,6 +29,7 @@ class Collected(NamedTuple):
     rollout: Rollout
     episodes: list[Episode]  # that ended, in order
     seconds: dict[str, float]  # wall time of the stages env and act, mean of the groups
+    steps: Sequence[int] = ()  # t in which each of the episodes ended; GA3C does not need it
 
 
 class TruncatedStep(NamedTuple):
@@ -124,7 +125,8 @@ class Collector:
             policy_version=torch.full_like(buffers.policy_version, policy_version),
         )
         env_seconds, act_seconds = (sum(group[i] for group in played) / len(played) for i in (2, 3))
-        return Collected(rollout, [episode for _, episode in episodes], {"env": env_seconds, "act": act_seconds})
+        steps, ended = [t for t, _ in episodes], [episode for _, episode in episodes]
+        return Collected(rollout, ended, {"env": env_seconds, "act": act_seconds}, steps)
 
     def _play(self, g: int) -> tuple[list[TruncatedStep], list[tuple[int, Episode]], float, float]:
         """One group's part: fills its columns; returns truncated steps, episodes (with t), seconds of env and act."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network
-from a2c.rollout import Rollout
-from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, describe_update
+from a2c.rollout import Rollout, split_edges
+from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, describe_update, sum_gradients
 
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
@@ -94,31 +95,50 @@ class Learner:
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
-        for minibatch in self._minibatches(rollout) if minibatches is None else [*minibatches] * self.config.epochs:
-            lags.append(minibatch.policy_lag(self.updates))
-            done.append(self._update(minibatch, off_policy=lags[-1] > 0))
+        for minibatch, size in self._minibatches(rollout) if minibatches is None else self._whole(minibatches):
+            lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
+            done.append(self._update(minibatch, size, off_policy=lags[-1] > 0))
             self.updates = count() if count else self.updates + 1
         self._check(done)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
-        self.env_steps += len(rollout)
+        self.env_steps += self._decisions(rollout)
 
-    def _minibatches(self, rollout: Rollout) -> Iterator[Minibatch]:
-        """The whole rollout in each epoch: its decisions in random order, or the windows of its environments."""
-        config, recurrent = self.config, rollout.rnn_state.shape[1] > 0
+    def _decisions(self, rollout: Rollout) -> int:
+        """Decisions of the whole rollout, of which this rank may have a part."""
+        return len(rollout) if self.compute.ranks.size == 1 else len(rollout.obs) * self.config.num_envs
+
+    def _whole(self, minibatches: Sequence[Minibatch]) -> list[tuple[Minibatch, int]]:
+        return [(minibatch, len(minibatch)) for minibatch in minibatches] * self.config.epochs
+
+    def _minibatches(self, rollout: Rollout) -> Iterator[tuple[Minibatch, int]]:
+        """The whole rollout in each epoch: its decisions in random order, or the windows of its environments.
+
+        The order is that of all ranks' environments together; each rank has its own part of every minibatch. The
+        number is the size of the whole.
+        """
+        config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
+        num_envs = self._decisions(rollout) // steps
         for _ in range(config.epochs):
-            if recurrent or not config.shuffle:
-                yield from rollout.split(config.num_minibatches)
+            if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
+                for low, high in pairwise(split_edges(num_envs, min(config.num_minibatches, num_envs))):
+                    yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
-                order = torch.from_numpy(np.random.default_rng((config.seed, self.updates)).permutation(len(rollout)))
-                indices = order.to(rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
-                yield from rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
+                order = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
+                parts = np.array_split(order, min(config.num_minibatches, len(order)))
+                indices = [torch.from_numpy(ranks.own(part, num_envs)).to(rollout.obs.device) for part in parts]
+                minibatches = rollout.shuffled(
+                    self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip
+                )
+                yield from zip(minibatches, map(len, parts), strict=True)
 
-    def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
-        result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy, self.entropy_coef)
-        norm = clipped_step(self.net, self.optimizer, result.gradients, self.config.max_grad_norm)
+    def _update(self, minibatch: Minibatch, size: int, off_policy: bool) -> tuple[Gradients, Tensor]:
+        config, compute = self.config, self.compute
+        result = compute_gradients(self.replica, minibatch, config, compute, off_policy, self.entropy_coef, size)
+        result = sum_gradients(self.net, result, compute.ranks)
+        norm = clipped_step(self.net, self.optimizer, config.max_grad_norm)
         self.sync()
         return result._replace(gradients=()), norm
 
@@ -126,7 +146,8 @@ class Learner:
         """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""
         norm = self.statistics
         if norm is not None:
-            norm.update((obs[:, :, -1] if norm.stacked else obs).flatten(0, 1))
+            frames = (obs[:, :, -1] if norm.stacked else obs).flatten(0, 1)
+            norm.update(frames, self.compute.ranks, steps=len(obs))
 
     def sync(self, statistics: Sequence[PixelNorm | FrameNorm] = ()) -> None:
         """Copy the current parameters into the replica; `statistics`: of the pixels, of all learners, to be merged."""

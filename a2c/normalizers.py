@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from a2c.compute.ranks import Ranks
+
+ALONE = Ranks()
+
 
 class PixelNorm(nn.Module):
     """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
@@ -43,16 +47,19 @@ class PixelNorm(nn.Module):
         return obs.to(torch.float32, copy=True).sub_(self.mean.float()).mul_(scale).clamp_(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
-    def update(self, frames: Tensor) -> None:
-        """Merge the statistics of `frames [B, H, W]` or `[B, C, H, W]` (Chan et al., 1983, equation 2.1)."""
+    def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
+        """Merge the statistics of all ranks' `frames [B, H, W]` or `[B, C, H, W]` (Chan et al., 1983, eq. 2.1)."""
         # Moments about a number near the mean: five times as fast as torch.var_mean along this dimension.
         near = self.mean.float()
         deviation = frames.to(torch.float32, copy=True).sub_(near)
         shift = deviation.mean(dim=0)
         var = (deviation.square_().mean(dim=0) - shift.square()).clamp_(min=0.0).double()
+        count: int | Tensor = len(frames)
+        if ranks.size > 1:
+            count, shift, var = _over_ranks(ranks, len(frames), shift, var)
         delta = near.double() - self.mean + shift
-        total = self.count + len(frames)
-        share = len(frames) / total.double()
+        total = self.count + count
+        share = count / total.double()
         self.var += (var - self.var) * share + delta.square() * share * (1.0 - share)
         self.mean += delta * share
         self.count.copy_(total)
@@ -110,14 +117,16 @@ class FrameNorm(nn.Module):
         return mean, torch.where(fresh, 255.0, self.std / bias).float()
 
     @torch.no_grad()
-    def update(self, frames: Tensor) -> None:
-        """Take in `frames [B, H, W]` or `[B, C, H, W]`, oldest first."""
+    def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
+        """Take in `frames [B, H, W]` or `[B, C, H, W]` of all ranks, oldest first, as many of each of `steps`."""
         pixels = frames.flatten(1).float()
-        ages = torch.arange(len(frames) - 1, -1, -1, dtype=torch.float64, device=frames.device)
+        moments = torch.stack([pixels.mean(1), pixels.std(1, correction=0)]).view(2, steps, -1)  # [2, T, N]
+        means, stds = ranks.join_columns(moments).flatten(1)  # [B] each
+        ages = torch.arange(len(means) - 1, -1, -1, dtype=torch.float64, device=frames.device)
         weights = (1.0 - self.ALPHA) * self.ALPHA**ages  # [B]
-        for average, values in ((self.mean, pixels.mean(1)), (self.std, pixels.std(1, correction=0))):
-            average.mul_(self.ALPHA ** len(frames)).add_(weights @ values.double())
-        self.count += len(frames)
+        for average, values in ((self.mean, means), (self.std, stds)):
+            average.mul_(self.ALPHA ** len(means)).add_(weights @ values.double())
+        self.count += len(means)
 
     @torch.no_grad()
     def merge(self, parts: Sequence[Any]) -> None:
@@ -132,6 +141,15 @@ class FrameNorm(nn.Module):
         for name in ("mean", "std"):
             getattr(self, name).copy_(sum(getattr(part, name) for part in parts) * scale)
         self.count.fill_(sum(counts))
+
+
+def _over_ranks(ranks: Ranks, count: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Number, mean and variance of the samples of all ranks, of which this one has `count`."""
+    mean = mean.double()
+    sums = torch.cat([mean.new_tensor([1.0]), mean.flatten(), (var + mean.square()).flatten()]) * count
+    number, *moments = ranks.sum(sums).tensor_split([1, 1 + mean.numel()])
+    mean, square = (moment.view_as(mean) / number for moment in moments)
+    return number[0].long(), mean, square - mean.square()
 
 
 def slots_like(normalizer: PixelNorm | FrameNorm | None, number: int) -> list[PixelNorm | FrameNorm]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
+from a2c.compute.ranks import Ranks
 from a2c.config.config import Config
 from a2c.losses import A2CLoss, a2c_loss
 from a2c.rollout import Batch
@@ -41,19 +42,30 @@ class Gradients(NamedTuple):
 
 
 def compute_gradients(
-    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool, entropy_coef: float
+    net: nn.Module,
+    minibatch: Minibatch,
+    config: Config,
+    compute: Compute,
+    off_policy: bool,
+    entropy_coef: float,
+    size: int = 0,
 ) -> Gradients:
     """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
     `off_policy`: the policy has learned since it acted; then each sample of a rollout is weighted by its importance
     ratio, clipped at 1. The minibatch is learned in shards, one per compute thread, each weighted by its share of
-    the samples, so that the sum is the gradient of the whole minibatch's mean loss.
+    the samples, so that the sum is the gradient of the whole minibatch's mean loss. `size`: samples of the minibatch,
+    where other ranks have some of them, or all; then the results are this rank's part of the sum.
     """
-    shards = minibatch.split(compute.shards(len(minibatch)))
-    weights = [len(shard) / len(minibatch) for shard in shards]
+    shards = minibatch.split(compute.shards(len(minibatch))) if len(minibatch) else []
+    weights = [len(shard) / (size or len(minibatch)) for shard in shards]
     results = compute.map(
         lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy, entropy_coef), shards, weights
     )
+
+    if not shards:  # other ranks have all samples of this minibatch
+        zero = torch.zeros((), device=compute.device)
+        return Gradients([() for _ in net.parameters()], A2CLoss(*[zero] * len(A2CLoss._fields)), zero, zero, zero)
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
@@ -84,18 +96,35 @@ def _shard_gradients(
     return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float().mean()
 
 
-def clipped_step(
-    net: nn.Module, optimizer: torch.optim.Optimizer, gradients: Sequence[Sequence[Tensor]], max_grad_norm: float
-) -> Tensor:
-    """Sum the shards' gradients, clip them to the L2 norm `max_grad_norm` (0: no clip), step; the norm before."""
-    parameters = list(net.parameters())
-    for parameter, (first, *others) in zip(parameters, gradients, strict=True):
+def sum_gradients(net: nn.Module, result: Gradients, ranks: Ranks) -> Gradients:
+    """Set `.grad` to the sum over all shards of all ranks; returns the terms of the whole minibatch."""
+    for parameter, shards in zip(net.parameters(), result.gradients, strict=True):
         if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
             parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(first)
-        for gradient in others:
+        if shards:
+            parameter.grad.copy_(shards[0])
+        else:
+            parameter.grad.zero_()
+        for gradient in shards[1:]:
             parameter.grad.add_(gradient)
-    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
+    return _sum_over_ranks(net, result, ranks) if ranks.size > 1 else result
+
+
+def _sum_over_ranks(net: nn.Module, result: Gradients, ranks: Ranks) -> Gradients:
+    """One all-reduce of everything, gradients and terms, as one vector."""
+    terms = [*result.loss, *result[2:]]
+    tensors = [parameter.grad for parameter in net.parameters() if parameter.grad is not None] + terms
+    flat = ranks.sum(torch.cat([tensor.float().flatten() for tensor in tensors]))
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    sums = [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
+    torch._foreach_copy_(tensors[: -len(terms)], sums[: -len(terms)])
+    loss, others = sums[-len(terms) : -3], sums[-3:]
+    return Gradients((), A2CLoss(*loss), *others)
+
+
+def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
+    """Clip the gradients to the L2 norm `max_grad_norm` (0: no clip), all together, and step; the norm before."""
+    norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm or math.inf)
     optimizer.step()
     return norm
 

@@ -42,7 +42,7 @@ from rich.table import Table
 from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.envs.make import make_envs, make_groups
+from a2c.envs.make import make_envs, make_groups, run_seeds
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.policy import Policy
 from a2c.rollout import Rollout
@@ -78,7 +78,7 @@ def time_to_first_step(config: Config) -> float:
     """Seconds to start the environments, reset them and step each once. Call it before anything else has run."""
     began = time.perf_counter()
     compute = Compute(config)
-    groups = make_groups(config, compute.env_groups, compute.threads_per_group)
+    groups = make_groups(config, run_seeds(config).envs, compute.env_groups, compute.threads_per_group)
     try:
         compute.map(lambda envs: envs.reset(), groups)
         compute.map(lambda envs: envs.step(np.zeros(envs.num_envs, np.int64)), groups)

@@ -153,9 +153,9 @@ def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beg
         plain = copy.deepcopy(learner.net)
         update = learner._update
 
-        def spy(minibatch, off_policy):
+        def spy(minibatch, size, off_policy):
             seen.append(minibatch.obs)
-            return update(minibatch, off_policy)
+            return update(minibatch, size, off_policy)
 
         learner._update = spy
         learner.learn(rollout)

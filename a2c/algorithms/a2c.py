@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.base import TrainingStats, merge_ranks
 from a2c.algorithms.windows import SlidingWindows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -14,6 +15,8 @@ from a2c.envs.make import make_groups, run_seeds
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
+
+GROUPS = 1024  # more groups of environments than any rank has: each samples with a seed of its own
 
 
 class A2C:
@@ -30,19 +33,32 @@ class A2C:
 
     def start(self, new_run: bool) -> None:
         """Start the environments; the first observations of a new run feed the normaliser."""
-        config, env_steps = self.config, self.learner.env_steps
-        self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
-        steps, seed = 1 if config.sliding_batch else config.rollout_steps, run_seeds(config, env_steps).sampling()
-        self.collector = Collector(self.groups, self.learner.replica, steps, self.compute, seed)
+        self.compute.ranks.all(self._start_collector)
         if new_run:
             self.learner.update_normalizer(self.collector.next_obs[None])
 
+    def _start_collector(self) -> None:
+        config, compute, env_steps = self.config, self.compute, self.learner.env_steps
+        seeds = run_seeds(config, env_steps)
+        own_seeds = [seeds.envs[row] for row in compute.ranks.rows(config.num_envs)]
+        self.groups = make_groups(config, own_seeds, compute.env_groups, compute.threads_per_group)
+        steps, seed = 1 if config.sliding_batch else config.rollout_steps, seeds.sampling(compute.ranks.rank * GROUPS)
+        self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
+
     def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the current policy, then learn from it."""
-        rollout, episodes, seconds = self.collector.collect(self.learner.updates)
+        stats = merge_ranks(self.compute.ranks.all(self._collect))
         began = time.perf_counter()
+        rollout = self.collected.rollout
         self.learner.learn(rollout, self.windows.push(rollout) if self.windows else None)
-        return TrainingStats(len(rollout), episodes, {**seconds, "learn": time.perf_counter() - began})
+        return stats._replace(seconds=stats.seconds | {"learn": time.perf_counter() - began})
+
+    def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
+        """Fill `collected`; what this rank did, and the steps in which its episodes ended."""
+        rollout, episodes, seconds, steps = self.collected = self.collector.collect(self.learner.updates)
+        rows = self.compute.ranks.rows(self.config.num_envs)
+        episodes = [episode._replace(env=rows[episode.env]) for episode in episodes]
+        return TrainingStats(len(rollout), episodes, seconds), steps
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: no rollout is being collected between two training steps."""

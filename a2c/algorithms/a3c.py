@@ -147,7 +147,7 @@ def run_worker(
     sent = time.perf_counter() - METRICS_EVERY
     while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
-        rollout, episodes, seconds = collector.collect(int(counters.updates.sum()))
+        rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()))
         began = time.perf_counter()
         before = int(counters.updates[number])
         learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()))

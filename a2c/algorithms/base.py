@@ -19,6 +19,13 @@ class TrainingStats(NamedTuple):
     seconds: dict[str, float]
 
 
+def merge_ranks(parts: Sequence[tuple[TrainingStats, Sequence[int]]]) -> TrainingStats:
+    """What every rank did, each with the steps in which its episodes ended: sums, and all episodes as they ended."""
+    ended = [(t, episode) for stats, steps in parts for t, episode in zip(steps, stats.episodes, strict=True)]
+    merged = merge_stats([stats for stats, _ in parts], workers=len(parts))
+    return merged._replace(episodes=[episode for _, episode in sorted(ended)])
+
+
 def merge_stats(stats: Sequence[TrainingStats], workers: int) -> TrainingStats:
     """The stats of `workers` processes as one: sums, and the mean over the workers of the seconds."""
     seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}

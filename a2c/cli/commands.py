@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -35,9 +36,17 @@ UNTIL_INPUT_CLOSES = (
 P = ParamSpec("P")
 
 
-def _refuse(message: str, code: int = 2) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
+    """Print `error`, or the `message` instead, in one line; not what another rank of torchrun's reports."""
+    if not _reported_elsewhere(error):
+        print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
     return code
+
+
+def _reported_elsewhere(error: Exception) -> bool:
+    """A bad value is one for every rank: the first of a host reports it."""
+    same = isinstance(error, ValueError) and os.environ.get("LOCAL_RANK", "0") != "0"
+    return same or getattr(error, "reported", False)
 
 
 def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
@@ -48,17 +57,17 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         try:
             return command(*args, **kwargs)
         except ValueError as error:
-            return _refuse(str(error))
+            return _refuse(error)
         except (OSError, FloatingPointError) as error:
-            return _refuse(str(error), 1)
+            return _refuse(error, code=1)
         except (MemoryError, RuntimeError) as error:
             from a2c.processes.errors import WorkerError
 
             if isinstance(error, WorkerError):
-                return _refuse(str(error), 1)
+                return _refuse(error, code=1)
             if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
                 raise
-            return _refuse(f"out of memory: {ADVICE} ({str(error)[:200]})", 1)
+            return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
         except KeyboardInterrupt:
             return leave(130)
 
@@ -90,12 +99,14 @@ def _train(config: Config) -> int:
 
     trainer = Trainer(config)
     trainer.claim()
-    with contextlib.suppress(OSError):  # the output may go to a full disk
-        print(*trainer.introduction(), sep="\n", flush=True)
+    if trainer.ranks.rank == 0:
+        with contextlib.suppress(OSError):  # the output may go to a full disk
+            print(*trainer.introduction(), sep="\n", flush=True)
     try:
         return trainer.run().exit_code
     except WorkerError as error:
-        print(error.trace, end="", file=sys.stderr)
+        if not _reported_elsewhere(error):
+            print(error.trace, end="", file=sys.stderr)
         raise
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from a2c.compute.ranks import Ranks
 from a2c.config.config import Config
 from a2c.processes.start import available_cores
 
@@ -35,7 +36,7 @@ class Compute:
     sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, ranks: Ranks | None = None) -> None:
         global _open, _callers
         if not _open:
             _callers = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -49,10 +50,11 @@ class Compute:
         cuda = config.cuda and torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
         self.precision = resolve_precision(config.precision, self.device)
-        cores = config.threads or available_cores()
+        self.ranks = ranks = ranks or Ranks()
+        cores = config.threads or max(1, available_cores() // ranks.local_size)
         # On a GPU two groups are enough: one acts while the other's environments step.
         self.threads = min(cores, 2) if cuda else cores
-        self.env_groups = max(1, min(self.threads, config.num_envs // 8))
+        self.env_groups = max(1, min(self.threads, len(ranks.rows(config.num_envs)) // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
         self.calls: list[Future[Any]] = []  # of the last `map`

@@ -60,18 +60,18 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     return MonitoredVectorEnv(vector, seeds, config.terminal_on_life_loss, config.env_timeout)
 
 
-def make_groups(config: Config, groups: int, threads: int = 1, env_steps: int = 0) -> list[MonitoredVectorEnv]:
-    """The environments of a run in `groups` of almost equal size, in order; `env_steps` as in `run_seeds`.
+def make_groups(config: Config, seeds: Sequence[int], groups: int, threads: int = 1) -> list[MonitoredVectorEnv]:
+    """An environment for each of `seeds`, in `groups` of almost equal size, in order.
 
     `threads` is the number of emulator threads (native) or of workers that run at once (async) in each group.
     Raises what `make_envs` raises; no environment is left open then.
     """
     made: list[MonitoredVectorEnv] = []
     if config.backend == "async":
-        _allow_workers(config.num_envs)
+        _allow_workers(len(seeds))
     try:
-        for seeds in np.array_split(run_seeds(config, env_steps).envs, groups):
-            made.append(make_envs(replace(config, num_envs=len(seeds), threads=threads), seeds.tolist()))
+        for part in np.array_split(seeds, groups):
+            made.append(make_envs(replace(config, num_envs=len(part), threads=threads), part.tolist()))
     except BaseException:
         for envs in made:
             envs.close()

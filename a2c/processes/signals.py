@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -29,6 +29,11 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.number != 0 or self.by_caller
+
+    def join(self, requests: Sequence[StopRequest]) -> None:
+        """Take over what asked one of several ranks to stop."""
+        self.number = self.number or next((request.number for request in requests if request.number), 0)
+        self.by_caller = self.by_caller or any(request.by_caller for request in requests)
 
     def leave(self) -> None:
         """Record that the program that trains wants to stop."""

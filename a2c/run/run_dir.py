@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +19,7 @@ from a2c.metrics.files import BLOCK, TEMPORARY, open_regular, read_small
 
 LOCK = "lock"
 FILES = ("config.json", "about.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
+LATEST = FILES[4]
 STARTED = FILES[:4]  # what a start writes before its first checkpoint
 POLICIES = "policies"  # directory of the policy files that a run keeps
 # Written in place, so none may be a link.
@@ -25,10 +27,14 @@ GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard", "wandb", POLICIES
 LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed
 
 
-def run_directory(config: Config) -> Path:
-    """The directory of a resumed run, else a new or empty one; ValueError where it holds other files."""
+def run_directory(config: Config) -> tuple[Config, Path]:
+    """The directory of a resumed run, else a new or empty one; ValueError where it holds other files.
+
+    Where torchrun has started the run again after a failure, it becomes one that is resumed, if there is a checkpoint.
+    """
+    config = _started_again(config)
     if config.resume is not None:
-        return config.resume
+        return config, config.resume
     name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
     run_dir = config.run_dir or Path("runs") / name
     try:
@@ -42,7 +48,18 @@ def run_directory(config: Config) -> Path:
         raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
     if taken:
         raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} resumes a run")
-    return run_dir
+    return config, run_dir
+
+
+def _started_again(config: Config, environ: Mapping[str, str] = os.environ) -> Config:
+    """The config that continues a run which torchrun has started again; ValueError where it could not be found then."""
+    if config.resume is not None or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return config
+    if config.run_dir is None:
+        rule = "run_dir must be given with --max-restarts, so that a run that is started again finds its checkpoint"
+        raise ValueError(f"{rule}, got {config.run_dir}")
+    again = environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (config.run_dir / LATEST).exists()
+    return replace(config, resume=config.run_dir, run_dir=None) if again else config
 
 
 def saved_config(run_dir: str | Path) -> Config:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from a2c.algorithms.base import Algorithm
+from a2c.compute.ranks import Ranks
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.trial import restores_exactly
@@ -32,7 +33,9 @@ class RunState:
         algorithm: Algorithm,
         scores: ScoreWindow,
         timer: StageTimer,
+        ranks: Ranks,
     ) -> None:
+        self.ranks = ranks
         self.config, self.spaces, self.learner, self.algorithm = config, spaces, learner, algorithm
         self.scores, self.timer = scores, timer
         self.in_memory: dict[str, Any] = {}  # the last copy, with the keys of a checkpoint
@@ -54,11 +57,17 @@ class RunState:
 
         CheckpointError where its content is damaged.
         """
-        self.path, self.in_memory = path, checkpoint
+        self.path = path
         with raising_checkpoint_error(path):
+            self.in_memory = checkpoint | {"algorithm": self._own_part(checkpoint["algorithm"])}
             self.restore()
             self.saved_at = self.kept_at = self.env_steps
             self.saved_best, self.seconds_before = float(checkpoint["saved_best"]), float(checkpoint["seconds"])
+
+    def _own_part(self, algorithm: dict[str, Any]) -> dict[str, Any] | None:
+        """What this rank saved of the algorithm's state; None where there were more or fewer ranks."""
+        parts = algorithm.get("ranks", [algorithm])
+        return parts[self.ranks.rank] if len(parts) == self.ranks.size else None
 
     def start(self) -> bool:
         """Start the algorithm and the clock; True where the running episodes of a loaded checkpoint continue.
@@ -69,31 +78,40 @@ class RunState:
         if self.path is None:
             self.algorithm.start(new_run=True)
         else:
-            episodes = self.in_memory["algorithm"]
             with raising_checkpoint_error(self.path):
-                if self.config.algorithm == "a2c" and not restores_exactly(self.config, episodes["envs"]):
-                    episodes["envs"] = [None for _ in episodes["envs"]]
+                self.ranks.all(self._try_episodes)
             self.algorithm.start(new_run=False)
             with raising_checkpoint_error(self.path):
-                continued = self.algorithm.load_state_dict(episodes)
+                continued = self._continue_episodes()
         self.timer.start(self.seconds_before, self.env_steps)
         self.capture()
         return continued
 
+    def _try_episodes(self) -> None:
+        """Drop the episodes of a loaded checkpoint where they cannot be restored exactly."""
+        episodes = self.in_memory["algorithm"]
+        if episodes and self.config.algorithm == "a2c" and not restores_exactly(self.config, episodes["envs"]):
+            episodes["envs"] = [None for _ in episodes["envs"]]
+
+    def _continue_episodes(self) -> bool:
+        """Whether those in memory continue, on every rank."""
+        episodes = copy.deepcopy(self.in_memory["algorithm"])
+        return all(self.ranks.all(lambda: bool(episodes) and self.algorithm.load_state_dict(episodes)))
+
     def restart(self) -> bool:
         """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it continue."""
         self.algorithm.start(new_run=False)
-        return self.algorithm.load_state_dict(copy.deepcopy(self.in_memory["algorithm"]))
+        return self._continue_episodes()
 
     def capture(self) -> dict[str, Any]:
         """Copy the state into memory and return it. FloatingPointError where a parameter is NaN or infinite."""
         state = {
             **self._origin(),
             **self.learner.state_dict(),
-            "algorithm": self.algorithm.state_dict(),
             "scores": self.scores.state_dict(),
             "seconds": self.timer.seconds,
         }
+        self.ranks.all(lambda: state.update(algorithm=self.algorithm.state_dict()))  # which may fail in a worker
         state = copy.deepcopy(state)
         check_finite(state["network"])  # workers of A3C may have changed it since the learner last looked
         self.in_memory = state
@@ -113,7 +131,8 @@ class RunState:
     def save_when_due(self, outputs: RunOutputs) -> None:
         """Write a policy file and a checkpoint when they are due, else copy the state into memory when that is due."""
         self.keep_policy(outputs)
-        if self.env_steps - self.saved_at >= self.config.checkpoint_every and outputs.can_save:
+        due = self.env_steps - self.saved_at >= self.config.checkpoint_every
+        if due and self.ranks.first(lambda: outputs.can_save):
             if self.save(outputs):
                 outputs.draw_curve_when_due()
         elif self.env_steps - self.in_memory["env_steps"] >= self.distance:
@@ -126,11 +145,12 @@ class RunState:
         """
         end = time.perf_counter() + DISK_PATIENCE
         while True:
-            kept = self.keep_policy(outputs)
-            saved = self.saved_at == self.env_steps or (outputs.can_save and self.save(outputs))
+            kept = self.ranks.first(lambda: self.keep_policy(outputs))
+            can_save = self.ranks.first(lambda: outputs.can_save)
+            saved = self.saved_at == self.env_steps or (can_save and self.save(outputs))
             if saved and kept:
                 return
-            if time.perf_counter() > end:
+            if self.ranks.first(lambda: time.perf_counter() > end):
                 what = "policy file" if saved else "checkpoint"
                 raise OSError(f"the last {what} could not be written to {outputs.run_dir}")
             time.sleep(0.5)
@@ -156,10 +176,15 @@ class RunState:
     def save(self, outputs: RunOutputs) -> bool:
         """Write latest.pt, and best.pt where the policy is better than the one in it; False where the disk refuses."""
         state = self.in_memory if self.in_memory["env_steps"] == self.env_steps else self.capture()
-        mean = self.scores.mean
-        if self.scores.full and mean > self.saved_best and outputs.save(BEST, {**state, "saved_best": mean}):
-            self.saved_best = mean
-        if not outputs.save(LATEST, {**state, "saved_best": self.saved_best}):
-            return False
-        self.saved_at = self.env_steps
-        return True
+        parts = self.ranks.gather_on_first(state["algorithm"])
+        state = {**state, "algorithm": {"ranks": parts} if len(parts) > 1 else state["algorithm"]}
+
+        def write() -> bool:
+            mean = self.scores.mean
+            if self.scores.full and mean > self.saved_best and outputs.save(BEST, {**state, "saved_best": mean}):
+                self.saved_best = mean
+            return outputs.save(LATEST, {**state, "saved_best": self.saved_best})
+
+        saved = self.ranks.first(write)
+        self.saved_at = self.env_steps if saved else self.saved_at
+        return saved

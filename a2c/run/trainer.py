@@ -13,6 +13,7 @@ from a2c.algorithms.a3c import A3C
 from a2c.algorithms.base import Algorithm
 from a2c.algorithms.ga3c import GA3C
 from a2c.compute.compute import Compute
+from a2c.compute.ranks import join_ranks
 from a2c.config.config import Config
 from a2c.config.resolve import resolve, why_no_gpu
 from a2c.envs.single import EnvFn, Spaces, find_spec, probe_spaces, register_env
@@ -28,6 +29,7 @@ from a2c.run.outputs import RunOutputs
 from a2c.run.recovery import Recovery
 from a2c.run.result import Progress, TrainingResult
 from a2c.run.run_dir import RunLock, run_directory, saved_config
+from a2c.run.silent import SilentOutputs
 from a2c.run.state import RunState
 from a2c.run.stop import finish_reason, stop_reason
 
@@ -51,24 +53,24 @@ class Trainer:
         config = replace(config, network="custom") if network else config
         config = replace(config, env=register_env(env_fn)) if env_fn else config
         self.env_fn = env_fn
-        self.run_dir = run_directory(config)
+        self.ranks = ranks = join_ranks(config)
+        config, self.run_dir = ranks.first(lambda: run_directory(config))
         self.lock = RunLock(self.run_dir)
         self.spaces = spaces = probe_spaces(config)
         self.wants_gpu = config.cuda
         self.config = config = resolve(replace(config, env=find_spec(config.env).id), spaces.obs_shape)
-        self.compute = Compute(config)
+        self.compute = Compute(config, ranks)
         with ExitStack() as refused:
-            refused.callback(self.lock.release)
-            refused.callback(self.compute.close)
-            if config.resume and self.run_dir.is_dir():
-                self.claim()  # before the checkpoint is read, so that nobody can write a newer one meanwhile
-            checkpoint = load_run(self.run_dir / LATEST, config, spaces, network) if config.resume else None
+            for close in (self.lock.release, ranks.close, self.compute.close):
+                refused.callback(close)
+            checkpoint = ranks.first(lambda: self._load(network)) if config.resume else None
             self.resumed = Config.from_json(checkpoint["config"]) if checkpoint else None  # its config until now
             self.learner = Learner(config, spaces, self.compute, network=network)
             self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
             self.scores, self.timer, self.stop = ScoreWindow(), StageTimer(), StopRequest()
-            self.outputs = RunOutputs(self.lock, config, spaces, self.scores, self.timer, self.stop)
-            self.state = RunState(config, spaces, self.learner, self.algorithm, self.scores, self.timer)
+            outputs = SilentOutputs if ranks.rank else RunOutputs
+            self.outputs = outputs(self.lock, config, spaces, self.scores, self.timer, self.stop)
+            self.state = RunState(config, spaces, self.learner, self.algorithm, self.scores, self.timer, ranks)
             self.recovery = Recovery(config, self.algorithm, self.state, self.outputs, self.stop)
             if checkpoint:
                 self.state.load(self.run_dir / LATEST, checkpoint)
@@ -76,6 +78,12 @@ class Trainer:
         self.started = self.episodes_continue = False
         self.episodes: list[Episode] = []  # that ended in the last step
         self.seconds = self.state.seconds_before  # of training, once the run has ended
+
+    def _load(self, network: NetworkFn | None) -> dict[str, Any]:
+        """The checkpoint to continue from."""
+        if self.run_dir.is_dir():
+            self.lock.take()  # before it is read, so that nobody can write a newer one meanwhile
+        return load_run(self.run_dir / LATEST, self.config, self.spaces, network)
 
     @classmethod
     def resume(
@@ -148,6 +156,7 @@ class Trainer:
     def _begin(self) -> bool:
         """Start workers and outputs; False where nothing is left to do, or where a signal ended starting workers."""
         self.claim()
+        self.stop.join(self.ranks.gather(self.stop))
         if self.resumed and not self.stop and (reason := self.stop_reason()):
             self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
             return False
@@ -167,6 +176,7 @@ class Trainer:
     def _step(self) -> bool:
         """Collect and learn; False where there is a reason to stop: the last row and checkpoint are written then."""
         self.episodes = []
+        self.stop.join(self.ranks.gather(self.stop))
         try:
             if self.stop_reason():
                 stats = self.algorithm.drain()
@@ -188,6 +198,7 @@ class Trainer:
         self.algorithm.close()
         self.seconds = self.timer.seconds
         self.outputs.finish(self.stop_reason(), self.learner.metrics)
+        self.ranks.gather(None)  # torchrun ends the others once one has ended with a signal's exit code
         return True
 
     def stop_reason(self) -> str:
@@ -196,7 +207,7 @@ class Trainer:
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that is impossible."""
-        self.lock.take()
+        self.ranks.first(self.lock.take)
 
     def start(self) -> None:
         """Start environments and workers, without writing anything. RuntimeError when called again."""
@@ -210,5 +221,12 @@ class Trainer:
     def close(self) -> None:
         """End threads, environments, outputs and lock, each whatever happens to the others."""
         with ExitStack() as closing_all:
-            for close in (self.lock.release, self.outputs.close, self.algorithm.close, self.compute.close):
+            closers = (
+                self.lock.release,
+                self.ranks.close,
+                self.outputs.close,
+                self.algorithm.close,
+                self.compute.close,
+            )
+            for close in closers:
                 closing_all.callback(close)  # called in reverse order: the threads that use environments end first

@@ -229,7 +229,7 @@ from a2c.envs.make import make_envs, make_groups
 make_envs(Config(env="CartPole-v1", num_envs=1)).close()  # the fork server runs
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 try:
-    groups = make_groups(Config(env="CartPole-v1", num_envs=60), 2)
+    groups = make_groups(Config(env="CartPole-v1"), range(60), 2)
 except ValueError as error:
     sys.exit(str(error))
 for envs in groups:

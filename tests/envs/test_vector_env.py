@@ -302,7 +302,7 @@ def test_episode_scores_are_sums_of_raw_rewards():
 
 def test_make_groups_gives_the_groups_the_seeds_of_the_whole():
     config = Config(env="CartPole-v1", backend="sync", num_envs=7, seed=3)
-    groups = make_groups(config, 3)
+    groups = make_groups(config, run_seeds(config).envs, 3)
     assert [envs.num_envs for envs in groups] == [3, 2, 2]
     assert [seed for envs in groups for seed in envs.seeds] == run_seeds(config).envs
 

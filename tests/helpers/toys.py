@@ -19,7 +19,7 @@ from a2c.compute.replica import sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
-from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients
+from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, sum_gradients
 
 N_ACTIONS = 5
 
@@ -198,6 +198,7 @@ def learn(
 ) -> tuple[Gradients, Tensor]:
     """One step, as `Learner` takes it; what it did and the gradient's norm before the clip."""
     result = compute_gradients(replica, minibatch, config, compute, off_policy, config.entropy_coef)
-    norm = clipped_step(net, optimizer, result.gradients, config.max_grad_norm)
+    sum_gradients(net, result, compute.ranks)
+    norm = clipped_step(net, optimizer, config.max_grad_norm)
     sync_replica(replica, net)
     return result, norm

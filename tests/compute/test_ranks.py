@@ -1,0 +1,188 @@
+"""Ranks: who has which environments, and that any number of them learns what one process would."""
+
+import copy
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from experience import random_rollout
+from thread_ranks import on_ranks
+from toys import spaces
+
+from a2c.algorithms.base import TrainingStats, merge_ranks
+from a2c.compute.compute import Compute
+from a2c.compute.ranks import Place, Ranks, check_shareable, find_place
+from a2c.config.config import Config
+from a2c.envs.vector_env import Episode
+from a2c.learner import Learner
+from a2c.normalizers import FrameNorm, PixelNorm
+from a2c.processes.errors import WorkerError
+from a2c.rollout import Rollout
+
+CONFIG = Config(
+    threads=1,
+    precision="float32",
+    network="mlp",
+    num_envs=11,
+    num_minibatches=3,
+    epochs=2,
+    gamma=0.9,
+    gae_lambda=0.8,
+    reward_clip=1.5,
+    learning_rate=0.01,
+    lr_final=1.0,
+    adam_eps=1e-4,
+    entropy_coef=0.05,
+    max_grad_norm=0.4,
+)
+ONE_AT_A_TIME = threading.Lock()  # parameters are drawn from torch's only generator
+ENVIRON = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+
+
+def some_rollout(seed: int) -> Rollout:
+    """Experience of 11 environments whose log_probs are those of another policy."""
+    rollout = random_rollout(6, 11, seed)
+    scaled = {name: getattr(rollout, name) / 255 for name in ("obs", "next_obs", "final_obs")}
+    return replace(rollout, **scaled, log_probs=torch.full((6, 11), -1.0))
+
+
+def own_part(rollout: Rollout, rank: int, size: int) -> Rollout:
+    """The columns `n % size == rank` of a rollout."""
+    columns = [rollout.slice_envs(n, n + 1) for n in range(rank, rollout.actions.shape[1], size)]
+    return Rollout.join(columns)
+
+
+def learned(ranks: Ranks, config: Config, rollouts: list[Rollout]) -> Learner:
+    with closing(Compute(config, ranks)) as compute:
+        with ONE_AT_A_TIME:
+            learner = Learner(config, spaces((4,), 3), compute)
+        for rollout in rollouts:
+            learner.learn(own_part(rollout, ranks.rank, ranks.size))
+            learner.update_metrics()
+    return learner
+
+
+@pytest.mark.parametrize("size", [2, 3, 11])
+@pytest.mark.parametrize(
+    "changes", [{}, {"shuffle": False}, {"shuffle": False, "num_minibatches": 11}, {"epochs": 1}], ids=str
+)
+def test_any_number_of_ranks_learns_what_one_process_learns(size, changes):
+    config = replace(CONFIG, **changes)
+    rollouts = [some_rollout(seed) for seed in (0, 1)]
+    alone = learned(Ranks(), config, rollouts)
+    assert alone.updates == 2 * config.epochs * config.num_minibatches
+    start = Learner(config, spaces((4,), 3), Compute(config)).net.state_dict()
+    assert not torch.allclose(start["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3)
+    for learner in on_ranks(size, lambda ranks: learned(ranks, config, rollouts)):
+        assert (learner.env_steps, learner.updates) == (alone.env_steps, alone.updates)
+        torch.testing.assert_close(learner.net.state_dict(), alone.net.state_dict(), rtol=1e-4, atol=1e-5)
+        assert learner.last_metrics == pytest.approx(alone.last_metrics, rel=1e-3, abs=1e-5)
+
+
+def test_parameters_of_all_ranks_are_bitwise_the_same():
+    rollouts = [some_rollout(seed) for seed in range(3)]
+    first, *others = on_ranks(3, lambda ranks: learned(ranks, CONFIG, rollouts))
+    for other in others:
+        assert all(map(torch.equal, first.net.parameters(), other.net.parameters()))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", [PixelNorm, FrameNorm])
+def test_statistics_of_pixels_are_those_of_all_ranks(kind, size):
+    frames = [
+        torch.randint(0, 256, (4, 7, 5, 6), dtype=torch.uint8) // (batch + 1) for batch in range(3)
+    ]  # [T, N, H, W]
+    alone = PixelNorm((5, 6)) if kind is PixelNorm else FrameNorm()
+    parts = copy.deepcopy(alone)
+
+    def feed(ranks):
+        norm = copy.deepcopy(parts)
+        for batch in frames:
+            norm.update(batch[:, ranks.rank :: ranks.size].flatten(0, 1), ranks, steps=4)
+        return norm
+
+    for batch in frames:
+        alone.update(batch.flatten(0, 1))
+    for norm in on_ranks(size, feed):
+        assert int(norm.count) == int(alone.count) == 3 * 4 * 7
+        torch.testing.assert_close(norm.state_dict(), alone.state_dict(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_envs", [4, 5, 50])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_environment_belongs_to_one_rank(num_envs, size):
+    ranks = [Ranks(Place(rank, size)) for rank in range(size)]
+    rows = [list(one.rows(num_envs)) for one in ranks]
+    assert sorted(row for one in rows for row in one) == list(range(num_envs))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    order = np.random.default_rng(0).permutation(7 * num_envs)[: 3 * num_envs]
+    for one, mine in zip(ranks, rows, strict=True):
+        low, high = one.columns(2, 4)
+        assert mine[low:high] == [row for row in mine if 2 <= row < 4]
+        kept = [number for number in order if number % num_envs in mine]
+        numbers = [mine.index(number % num_envs) + number // num_envs * len(mine) for number in kept]
+        assert one.own(order, num_envs).tolist() == numbers
+
+
+def test_columns_of_all_ranks_are_joined_in_the_order_of_the_environments():
+    whole = torch.arange(22).view(2, 11)
+    for joined in on_ranks(3, lambda ranks: ranks.join_columns(whole[:, ranks.rank :: 3])):
+        assert torch.equal(joined, whole)
+
+
+def test_an_error_on_one_rank_is_raised_on_every_rank_and_reported_by_one():
+    def fail(ranks):
+        def work():
+            if ranks.rank == 1:
+                raise WorkerError("environment 3 failed", "its trace")
+            return ranks.rank
+
+        with pytest.raises(WorkerError, match="environment 3 failed") as caught:
+            ranks.all(work)
+        assert ranks.all(lambda: ranks.rank) == [0, 1, 2]
+        return caught.value
+
+    errors = on_ranks(3, fail)
+    assert all(error.trace == "its trace" for error in errors)
+
+
+def test_episodes_of_all_ranks_come_in_the_order_in_which_they_ended():
+    def stats(*envs):
+        episodes = [Episode(env, float(env), 7) for env in envs]
+        return TrainingStats(10, episodes, {"env": 1.0 + len(envs), "act": 2.0, "learn": 0.0})
+
+    merged = merge_ranks([(stats(2, 0), [1, 4]), (stats(1), [1]), (stats(), [])])
+    assert merged.env_steps == 30 and [episode.env for episode in merged.episodes] == [1, 2, 0]
+    assert merged.seconds == pytest.approx({"env": 2.0, "act": 2.0, "learn": 0.0})
+
+
+def test_find_place_reads_what_torchrun_sets_and_nothing_else():
+    assert find_place({}) == find_place({name: ENVIRON[name] for name in ("RANK", "WORLD_SIZE")}) == Place()
+    assert find_place(ENVIRON) == Place(3, 4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "a3c"}, "algorithm must be a2c with more than one rank, got a3c"),
+        ({"sliding_batch": 64}, "sliding_batch must be 0 with more than one rank, got 64"),
+        ({"num_envs": 3}, "num_envs must be at least the number of ranks, 4, got 3"),
+    ],
+)
+def test_ranks_refuse_what_they_cannot_share(changes, message):
+    config = Config()
+    for name, value in changes.items():
+        object.__setattr__(config, name, value)
+    with pytest.raises(ValueError, match=message):
+        check_shareable(config, 4)
+
+
+def test_cores_of_a_host_are_divided_among_its_ranks(monkeypatch):
+    monkeypatch.setattr("a2c.compute.compute.available_cores", lambda: 12)
+    with closing(Compute(Config(num_envs=50), Ranks(Place(1, 8, 1, 4)))) as compute:
+        assert (compute.threads, compute.env_groups) == (3, 1)  # 7 environments here: a group of at least 8
+    with closing(Compute(Config(num_envs=50, threads=5), Ranks(Place(1, 2, 1, 2)))) as compute:
+        assert (compute.threads, compute.env_groups) == (5, 3)

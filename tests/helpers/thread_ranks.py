@@ -1,0 +1,41 @@
+"""Ranks that are threads of one process, for the mathematics of what torchrun starts as processes."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from a2c.compute.ranks import Place, TorchRanks
+
+
+class ThreadRanks(TorchRanks):
+    """Everything of `TorchRanks` but its connection: what the ranks exchange lies in a list that they share."""
+
+    def __init__(self, place, board, barrier):
+        self.rank, self.size, self.local_rank, self.local_size = place
+        self.board, self.barrier = board, barrier
+
+    def gather(self, item):
+        self.board[self.rank] = item
+        self.barrier.wait(20)
+        items = list(self.board)
+        self.barrier.wait(20)
+        return items
+
+    def sum(self, tensor):
+        return tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
+
+
+def on_ranks(size, function):
+    """`function(ranks)` on `size` ranks at once; the results in order."""
+    board, barrier = [None] * size, threading.Barrier(size)
+
+    def run(rank):
+        try:
+            return function(ThreadRanks(Place(rank, size, rank, size), board, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
