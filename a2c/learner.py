@@ -136,8 +136,8 @@ class Learner:
 
     def _update(self, minibatch: Minibatch, size: int, off_policy: bool) -> tuple[Gradients, Tensor]:
         config, compute = self.config, self.compute
-        result = compute_gradients(self.replica, minibatch, config, compute, off_policy, self.entropy_coef, size)
-        result = sum_gradients(self.net, result, compute.ranks)
+        result = compute_gradients(self.replica, minibatch, config, compute, off_policy, self.entropy_coef)
+        result = sum_gradients(self.net, result, compute.ranks, share=len(minibatch) / size)
         norm = clipped_step(self.net, self.optimizer, config.max_grad_norm)
         self.sync()
         return result._replace(gradients=()), norm

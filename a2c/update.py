@@ -42,30 +42,22 @@ class Gradients(NamedTuple):
 
 
 def compute_gradients(
-    net: nn.Module,
-    minibatch: Minibatch,
-    config: Config,
-    compute: Compute,
-    off_policy: bool,
-    entropy_coef: float,
-    size: int = 0,
+    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool, entropy_coef: float
 ) -> Gradients:
     """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
     `off_policy`: the policy has learned since it acted; then each sample of a rollout is weighted by its importance
     ratio, clipped at 1. The minibatch is learned in shards, one per compute thread, each weighted by its share of
-    the samples, so that the sum is the gradient of the whole minibatch's mean loss. `size`: samples of the minibatch,
-    where other ranks have some of them, or all; then the results are this rank's part of the sum.
+    the samples, so that the sum is the gradient of the whole minibatch's mean loss. All is 0 where there are no
+    samples: other ranks have them all.
     """
-    shards = minibatch.split(compute.shards(len(minibatch))) if len(minibatch) else []
-    weights = [len(shard) / (size or len(minibatch)) for shard in shards]
+    if not len(minibatch):
+        return _no_gradients(net, compute)
+    shards = minibatch.split(compute.shards(len(minibatch)))
+    weights = [len(shard) / len(minibatch) for shard in shards]
     results = compute.map(
         lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy, entropy_coef), shards, weights
     )
-
-    if not shards:  # other ranks have all samples of this minibatch
-        zero = torch.zeros((), device=compute.device)
-        return Gradients([() for _ in net.parameters()], A2CLoss(*[zero] * len(A2CLoss._fields)), zero, zero, zero)
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
@@ -73,6 +65,12 @@ def compute_gradients(
     gradients, losses, *others = zip(*results, strict=True)
     loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
     return Gradients(list(zip(*gradients, strict=True)), loss, *map(mean, others))
+
+
+def _no_gradients(net: nn.Module, compute: Compute) -> Gradients:
+    zero = torch.zeros((), device=compute.device)
+    loss = A2CLoss(*[zero] * len(A2CLoss._fields))
+    return Gradients([(torch.zeros_like(parameter),) for parameter in net.parameters()], loss, zero, zero, zero)
 
 
 def _shard_gradients(
@@ -96,25 +94,25 @@ def _shard_gradients(
     return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float().mean()
 
 
-def sum_gradients(net: nn.Module, result: Gradients, ranks: Ranks) -> Gradients:
-    """Set `.grad` to the sum over all shards of all ranks; returns the terms of the whole minibatch."""
-    for parameter, shards in zip(net.parameters(), result.gradients, strict=True):
+def sum_gradients(net: nn.Module, result: Gradients, ranks: Ranks, share: float = 1.0) -> Gradients:
+    """Set `.grad` to the sum over all shards of all ranks; returns the terms of the whole minibatch.
+
+    `share`: of its samples that this rank has.
+    """
+    for parameter, (first, *others) in zip(net.parameters(), result.gradients, strict=True):
         if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
             parameter.grad = torch.empty_like(parameter)
-        if shards:
-            parameter.grad.copy_(shards[0])
-        else:
-            parameter.grad.zero_()
-        for gradient in shards[1:]:
+        parameter.grad.copy_(first)
+        for gradient in others:
             parameter.grad.add_(gradient)
-    return _sum_over_ranks(net, result, ranks) if ranks.size > 1 else result
+    return _sum_over_ranks(net, result, ranks, share) if ranks.size > 1 else result
 
 
-def _sum_over_ranks(net: nn.Module, result: Gradients, ranks: Ranks) -> Gradients:
+def _sum_over_ranks(net: nn.Module, result: Gradients, ranks: Ranks, share: float) -> Gradients:
     """One all-reduce of everything, gradients and terms, as one vector."""
     terms = [*result.loss, *result[2:]]
     tensors = [parameter.grad for parameter in net.parameters() if parameter.grad is not None] + terms
-    flat = ranks.sum(torch.cat([tensor.float().flatten() for tensor in tensors]))
+    flat = ranks.sum(torch.cat([tensor.float().flatten() for tensor in tensors]).mul_(share))
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
     sums = [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
     torch._foreach_copy_(tensors[: -len(terms)], sums[: -len(terms)])

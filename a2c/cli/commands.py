@@ -24,6 +24,7 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Watch
 from a2c.config.config import Config
+from a2c.processes.errors import REPORTED_BY
 from a2c.processes.signals import leave
 
 NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
@@ -46,7 +47,7 @@ def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
 def _reported_elsewhere(error: Exception) -> bool:
     """A bad value is one for every rank: the first of a host reports it."""
     same = isinstance(error, ValueError) and os.environ.get("LOCAL_RANK", "0") != "0"
-    return same or getattr(error, "reported", False)
+    return same or any(note.startswith(REPORTED_BY) for note in getattr(error, "__notes__", ()))
 
 
 def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from a2c.config.config import Config
+from a2c.processes.errors import REPORTED_BY
 from a2c.processes.start import stop_with_parent
 
 T = TypeVar("T")
@@ -106,7 +107,8 @@ class TorchRanks(Ranks):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         shared, *_ = next(iter(rendezvous("env://", timeout=PATIENCE)))
-        self.store = dist.PrefixStore(_meet(shared, self.rank, self.size), shared)
+        name = _meet(shared, self.rank, self.size)
+        self.store = dist.PrefixStore(name, shared)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
 
@@ -153,7 +155,8 @@ class TorchRanks(Ranks):
         """The results in `outcomes`; raises the first error, with a note that another rank reports it."""
         for rank, (error, _) in enumerate(outcomes):
             if error is not None:
-                error.reported = rank != self.rank
+                if rank != self.rank:
+                    error.add_note(f"{REPORTED_BY} {rank}")
                 raise error
         return [result for _, result in outcomes]
 
@@ -181,7 +184,7 @@ class TorchRanks(Ranks):
             dist.destroy_process_group()
 
 
-def _meet(store: dist.Store, rank: int, size: int) -> str:
+def _meet(store: Any, rank: int, size: int) -> str:
     """A name for the ranks that are here: torchrun's store may still hold what they wrote before they were restarted.
 
     Rank 0 chooses it, and answers every rank under a token that nobody has used before.
@@ -189,9 +192,9 @@ def _meet(store: dist.Store, rank: int, size: int) -> str:
     if rank > 0:
         token = uuid.uuid4().hex
         store.set(f"here/{rank}", token)
-        name = store.get(f"name/{token}").decode()
-        store.set(f"{name}/{rank}", "")
-        return name
+        given: str = store.get(f"name/{token}").decode()
+        store.set(f"{given}/{rank}", "")
+        return given
     name, end = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
     while missing := [other for other in range(1, size) if not store.check([f"{name}/{other}"])]:
         for other in missing:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+REPORTED_BY = "reported by rank"  # begins the note of an error that another rank of torchrun's shows
+
 
 class WorkerError(RuntimeError):
     """An environment failed, or the process that ran it ended; its vector environment cannot be used any more.

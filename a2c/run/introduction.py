@@ -26,11 +26,15 @@ def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Comput
         "environment": f"{config.env} ({_protocol(config, spaces)})",
         "algorithm": f"{config.algorithm}: {_workers(config)}{_rollouts(config)}",
         "network": f"{config.network}, {parameters:,} parameters",
-        "device": f"{compute.device}, {compute.precision_name}, {_count(compute.threads, 'thread')}",
+        "device": f"{compute.device}, {compute.precision_name}, {_count(compute.threads, 'thread')}{_ranks(compute)}",
         "length": _length(config),
         "to watch": f"tensorboard --logdir {shlex.quote(str(run_dir))}" if HAS_BOARD else str(run_dir / "curve.png"),
     }
     return [f"{name:15}{text}" for name, text in lines.items()]
+
+
+def _ranks(compute: Compute) -> str:
+    return f" on each of {compute.ranks.size} ranks" if compute.ranks.size > 1 else ""
 
 
 def _protocol(config: Config, spaces: Spaces) -> str:

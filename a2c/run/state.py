@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from a2c.algorithms.base import Algorithm
-from a2c.compute.ranks import Ranks
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.trial import restores_exactly
@@ -33,11 +32,9 @@ class RunState:
         algorithm: Algorithm,
         scores: ScoreWindow,
         timer: StageTimer,
-        ranks: Ranks,
     ) -> None:
-        self.ranks = ranks
         self.config, self.spaces, self.learner, self.algorithm = config, spaces, learner, algorithm
-        self.scores, self.timer = scores, timer
+        self.scores, self.timer, self.ranks = scores, timer, learner.compute.ranks
         self.in_memory: dict[str, Any] = {}  # the last copy, with the keys of a checkpoint
         self.path: Path | None = None  # of the checkpoint that was loaded
         self.seconds_before = 0.0  # wall time of earlier sessions

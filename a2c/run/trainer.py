@@ -70,7 +70,7 @@ class Trainer:
             self.scores, self.timer, self.stop = ScoreWindow(), StageTimer(), StopRequest()
             outputs = SilentOutputs if ranks.rank else RunOutputs
             self.outputs = outputs(self.lock, config, spaces, self.scores, self.timer, self.stop)
-            self.state = RunState(config, spaces, self.learner, self.algorithm, self.scores, self.timer, ranks)
+            self.state = RunState(config, spaces, self.learner, self.algorithm, self.scores, self.timer)
             self.recovery = Recovery(config, self.algorithm, self.state, self.outputs, self.stop)
             if checkpoint:
                 self.state.load(self.run_dir / LATEST, checkpoint)

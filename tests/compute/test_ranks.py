@@ -12,10 +12,12 @@ from experience import random_rollout
 from thread_ranks import on_ranks
 from toys import spaces
 
+from a2c.algorithms.a2c import A2C
 from a2c.algorithms.base import TrainingStats, merge_ranks
 from a2c.compute.compute import Compute
 from a2c.compute.ranks import Place, Ranks, check_shareable, find_place
 from a2c.config.config import Config
+from a2c.envs.make import run_seeds
 from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
 from a2c.normalizers import FrameNorm, PixelNorm
@@ -186,3 +188,22 @@ def test_cores_of_a_host_are_divided_among_its_ranks(monkeypatch):
         assert (compute.threads, compute.env_groups) == (3, 1)  # 7 environments here: a group of at least 8
     with closing(Compute(Config(num_envs=50, threads=5), Ranks(Place(1, 2, 1, 2)))) as compute:
         assert (compute.threads, compute.env_groups) == (5, 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_games_of_a_run_do_not_depend_on_the_number_of_ranks(size):
+    config = replace(CONFIG, env="CartPole-v1", backend="sync", seed=5, num_envs=7)
+    learner = Learner(config, spaces((4,), 2), Compute(config))
+
+    def seeds(ranks):
+        with closing(Compute(config, ranks)) as compute:
+            algorithm = A2C(config, spaces((4,), 2), learner, compute)
+            algorithm.start(new_run=False)
+            own = [seed for envs in algorithm.groups for seed in envs.seeds]
+            algorithm.close()
+        return own, [policy.generator.initial_seed() for policy in algorithm.collector.policies]
+
+    parts = on_ranks(size, seeds)
+    assert sorted(seed for own, _ in parts for seed in own) == sorted(run_seeds(config).envs)
+    sampling = [seed for _, own in parts for seed in own]
+    assert len(sampling) == len(set(sampling)) >= size

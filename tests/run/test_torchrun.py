@@ -1,0 +1,217 @@
+"""Runs that torchrun starts: several processes that learn, save and stop as one."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from a2c.metrics.results import read_episodes
+from a2c.run.checkpoint import load_checkpoint
+
+TRAIN = str(Path(__file__).parents[2] / "train.py")
+FLAGS = "--preset cartpole --num-envs 7 --total-env-steps 11200 --log-every 0.2 --target-score 1e9".split()  # noqa: SIM905
+    "--preset",
+    "cartpole",
+    "--num-envs",
+    "7",
+    "--total-env-steps",
+    "11200",
+    "--log-every",
+    "0.2",
+    "--target-score",
+    "1e9",
+]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without ranks")]
+
+
+def start(ranks, *flags, launcher=("--standalone",), host=None):
+    inside = ["ip", "netns", "exec", host] if host else []
+    command = [*inside, sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *launcher]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    return subprocess.Popen(
+        [*command, TRAIN, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": host or "lo"},
+    )
+
+
+def finished(process, timeout=120):
+    try:
+        return process.communicate(timeout=timeout)[0]
+    finally:
+        process.kill()
+
+
+def run(ranks, *flags, **how):
+    process = start(ranks, *flags, **how)
+    output = finished(process)
+    assert process.returncode == 0, output
+    return output
+
+
+def ranks_of(process):
+    """Process ids of the ranks, in order."""
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
+    return sorted(map(int, found.split()))
+
+
+def wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, finished(process, 5)
+        time.sleep(0.02)
+
+
+def parameters(run_dir):
+    return load_checkpoint(run_dir / "latest.pt")["network"]
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of two ranks from start to end, and what it printed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    return run_dir, run(2, *FLAGS, "--run-dir", str(run_dir))
+
+
+def test_two_ranks_share_the_environments_and_rank_0_writes(whole):
+    run_dir, output = whole
+    state = load_checkpoint(run_dir / "latest.pt")
+    assert state["env_steps"] == 11200 and state["updates"] == 50 * 7  # one minibatch per environment
+    assert [len(part["envs"][0]["scores"]) for part in state["algorithm"]["ranks"]] == [4, 3]
+    assert output.count("run directory  ") == output.count("all environment steps done") == 1
+    assert "1 thread on each of 2 ranks" in output
+    steps, scores = (read_episodes(run_dir)[name] for name in ("env_steps", "score"))
+    assert len(scores) == state["scores"]["episodes"] > 100
+    assert scores.sum() <= 11200 < scores.sum() + 7 * 500 and (steps[1:] >= steps[:-1]).all()
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The same run, stopped halfway."""
+    run_dir = tmp_path_factory.mktemp("runs") / "half"
+    run(2, *FLAGS, "--run-dir", str(run_dir), "--stop-after", "5600")
+    return run_dir
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_run_of_two_ranks_is_resumed_by_any_number(whole, half, tmp_path, ranks):
+    run_dir = tmp_path / "run"
+    shutil.copytree(half, run_dir)
+    output = run(ranks, "--resume", str(run_dir))
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 11200
+    assert same(parameters(run_dir), parameters(whole[0])) == (ranks == 2)
+    assert ("its episodes continue" if ranks == 2 else "every environment starts a new episode") in output
+
+
+def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start(2, *FLAGS, "--total-env-steps", "10000000", "--run-dir", str(run_dir))
+    wait_for((run_dir / "latest.pt").exists, process)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    began = time.monotonic()
+    output = finished(process)
+    assert time.monotonic() - began < 20 and process.returncode != 0
+    assert output.count("error: rank 1 has ended or does not answer; the newest checkpoint is kept") == 1
+
+
+def test_a_restarted_run_continues_exactly(whole, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = (*FLAGS, "--run-dir", str(run_dir), "--checkpoint-every", "224")
+    process = start(2, *flags, launcher=("--standalone", "--max-restarts=1"))
+    wait_for((run_dir / "previous.pt").exists, process)  # the second checkpoint is written
+    os.kill(ranks_of(process)[0], signal.SIGKILL)
+    output = finished(process)
+    assert process.returncode == 0, output
+    assert "resumed at" in output and "its episodes continue" in output
+    assert same(parameters(run_dir), parameters(whole[0]))
+
+
+def test_a_failing_worker_of_one_rank_is_replaced_on_all(tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--backend", "async", "--num-envs", "4", "--total-env-steps", "20000", "--run-dir", str(run_dir))
+    process = start(2, *FLAGS, *flags)
+    wait_for((run_dir / "metrics.csv").exists, process)
+    rank = ranks_of(process)[1]
+    workers = subprocess.run(["pgrep", "-g", str(rank)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    output = finished(process)
+    assert process.returncode == 0, output
+    assert "restarted at" in output and "the same episodes continue" in output
+
+
+def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start(2, *FLAGS, "--total-env-steps", "10000000", "--run-dir", str(run_dir))
+    wait_for((run_dir / "latest.pt").exists, process)
+    os.kill(ranks_of(process)[1], signal.SIGTERM)
+    output = finished(process)
+    assert "stopped by SIGTERM" in output and "has ended" not in output
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "launcher", "message"),
+    [
+        (["--algorithm", "a3c"], [], "error: algorithm must be a2c with more than one rank, got a3c"),
+        (["--num-envs", "1"], [], "error: num_envs must be at least the number of ranks, 2, got 1"),
+        ([], ["--max-restarts=1"], "error: run_dir must be given with --max-restarts"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_in_one_line(tmp_path, flags, launcher, message):
+    process = start(2, *FLAGS, *flags, launcher=("--standalone", *launcher))
+    output = finished(process)
+    assert process.returncode != 0 and output.count(message) in (1, 2)  # torchrun may have started it again
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces, each with a device of its own name, that are connected to each other alone."""
+    names = [f"a2c{os.getpid()}{letter}" for letter in "ab"]
+
+    def ip(*words):
+        done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr.strip()
+
+    if shutil.which("ip") is None:
+        pytest.skip("no command ip (iproute2), which makes network namespaces")
+    code, why = ip("netns", "add", names[0])
+    if code:
+        pytest.skip(f"network namespaces are not allowed here: {why}")
+    try:
+        for words in (["netns", "add", names[1]], ["link", "add", names[0], "type", "veth", "peer", "name", names[1]]):
+            code, why = ip(*words)
+            if code:
+                pytest.skip(f"two namespaces cannot be connected here: {why}")
+        for number, name in enumerate(names, start=1):
+            assert ip("link", "set", name, "netns", name)[0] == 0
+            assert ip("-n", name, "addr", "add", f"10.213.7.{number}/24", "dev", name)[0] == 0
+            assert ip("-n", name, "link", "set", "lo", "up")[0] == ip("-n", name, "link", "set", name, "up")[0] == 0
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def test_two_hosts_learn_what_two_ranks_of_one_host_learn(hosts, whole, tmp_path):
+    run_dir = tmp_path / "run"
+    launcher = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.213.7.1:29400", "--rdzv-id=test"]
+    processes = [
+        start(1, *FLAGS, "--run-dir", str(run_dir), launcher=[*launcher, f"--local-addr=10.213.7.{number}"], host=host)
+        for number, host in enumerate(hosts, start=1)
+    ]
+    outputs = [finished(process) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert sorted(output.count("run directory  ") for output in outputs) == [0, 1]
+    assert same(parameters(run_dir), parameters(whole[0]))
