@@ -15,18 +15,7 @@ from a2c.metrics.results import read_episodes
 from a2c.run.checkpoint import load_checkpoint
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
-FLAGS = "--preset cartpole --num-envs 7 --total-env-steps 11200 --log-every 0.2 --target-score 1e9".split()  # noqa: SIM905
-    "--preset",
-    "cartpole",
-    "--num-envs",
-    "7",
-    "--total-env-steps",
-    "11200",
-    "--log-every",
-    "0.2",
-    "--target-score",
-    "1e9",
-]
+FLAGS = "--preset cartpole --num-envs 7 --total-env-steps 11200 --log-every 0.2 --target-score 1e9"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without ranks")]
 
 
@@ -82,7 +71,7 @@ def same(one, other):
 def whole(tmp_path_factory):
     """A run of two ranks from start to end, and what it printed."""
     run_dir = tmp_path_factory.mktemp("runs") / "whole"
-    return run_dir, run(2, *FLAGS, "--run-dir", str(run_dir))
+    return run_dir, run(2, *FLAGS.split(), "--run-dir", str(run_dir))
 
 
 def test_two_ranks_share_the_environments_and_rank_0_writes(whole):
@@ -101,7 +90,7 @@ def test_two_ranks_share_the_environments_and_rank_0_writes(whole):
 def half(tmp_path_factory):
     """The same run, stopped halfway."""
     run_dir = tmp_path_factory.mktemp("runs") / "half"
-    run(2, *FLAGS, "--run-dir", str(run_dir), "--stop-after", "5600")
+    run(2, *FLAGS.split(), "--run-dir", str(run_dir), "--stop-after", "5600")
     return run_dir
 
 
@@ -117,7 +106,7 @@ def test_a_run_of_two_ranks_is_resumed_by_any_number(whole, half, tmp_path, rank
 
 def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
     run_dir = tmp_path / "run"
-    process = start(2, *FLAGS, "--total-env-steps", "10000000", "--run-dir", str(run_dir))
+    process = start(2, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
     wait_for((run_dir / "latest.pt").exists, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     began = time.monotonic()
@@ -128,7 +117,7 @@ def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
 
 def test_a_restarted_run_continues_exactly(whole, tmp_path):
     run_dir = tmp_path / "run"
-    flags = (*FLAGS, "--run-dir", str(run_dir), "--checkpoint-every", "224")
+    flags = (*FLAGS.split(), "--run-dir", str(run_dir), "--checkpoint-every", "224")
     process = start(2, *flags, launcher=("--standalone", "--max-restarts=1"))
     wait_for((run_dir / "previous.pt").exists, process)  # the second checkpoint is written
     os.kill(ranks_of(process)[0], signal.SIGKILL)
@@ -141,7 +130,7 @@ def test_a_restarted_run_continues_exactly(whole, tmp_path):
 def test_a_failing_worker_of_one_rank_is_replaced_on_all(tmp_path):
     run_dir = tmp_path / "run"
     flags = ("--backend", "async", "--num-envs", "4", "--total-env-steps", "20000", "--run-dir", str(run_dir))
-    process = start(2, *FLAGS, *flags)
+    process = start(2, *FLAGS.split(), *flags)
     wait_for((run_dir / "metrics.csv").exists, process)
     rank = ranks_of(process)[1]
     workers = subprocess.run(["pgrep", "-g", str(rank)], capture_output=True, text=True, check=True).stdout.split()
@@ -153,7 +142,7 @@ def test_a_failing_worker_of_one_rank_is_replaced_on_all(tmp_path):
 
 def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
-    process = start(2, *FLAGS, "--total-env-steps", "10000000", "--run-dir", str(run_dir))
+    process = start(2, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
     wait_for((run_dir / "latest.pt").exists, process)
     os.kill(ranks_of(process)[1], signal.SIGTERM)
     output = finished(process)
@@ -170,7 +159,7 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path):
     ],
 )
 def test_what_ranks_cannot_do_is_refused_in_one_line(tmp_path, flags, launcher, message):
-    process = start(2, *FLAGS, *flags, launcher=("--standalone", *launcher))
+    process = start(2, *FLAGS.split(), *flags, launcher=("--standalone", *launcher))
     output = finished(process)
     assert process.returncode != 0 and output.count(message) in (1, 2)  # torchrun may have started it again
 
@@ -208,7 +197,14 @@ def test_two_hosts_learn_what_two_ranks_of_one_host_learn(hosts, whole, tmp_path
     run_dir = tmp_path / "run"
     launcher = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.213.7.1:29400", "--rdzv-id=test"]
     processes = [
-        start(1, *FLAGS, "--run-dir", str(run_dir), launcher=[*launcher, f"--local-addr=10.213.7.{number}"], host=host)
+        start(
+            1,
+            *FLAGS.split(),
+            "--run-dir",
+            str(run_dir),
+            launcher=[*launcher, f"--local-addr=10.213.7.{number}"],
+            host=host,
+        )
         for number, host in enumerate(hosts, start=1)
     ]
     outputs = [finished(process) for process in processes]
