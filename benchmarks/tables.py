@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from comparisons import about, learning, measured, search, table
+from scaling_model import fit
 
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.meters import WINDOW
@@ -26,6 +27,8 @@ from a2c.metrics.results import interval_of_median, median, moving_mean, quantil
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
+MACHINES = ((1, 16, 128), (1, 64, 512), (4, 64, 2_048), (16, 64, 8_192))  # hosts, cores of each, environments
+PRICE = 0.04  # USD per core hour, an assumption
 GAMES = ("breakout", "qbert")  # their directories in results/
 GAMES_TITLE = (
     "True scores of the frozen policy over 100 episodes, one seed per game, beside those of RL Baselines3 Zoo (one\n"
@@ -67,6 +70,44 @@ def throughput(group: Path) -> str:
         backend = f"`{config['backend']}` x {config['num_envs']}"
         rows.append((f"`{config['preset']}`", backend, *stages, f"{figures['share_of_core_bound']:.0%}"))
     return measured(machines) + table(header, rows)
+
+
+def scaling(group: Path) -> str:
+    """Speed on several ranks beside that of the model, which is fitted to the first row and to single steps."""
+    header = ("preset", "ranks", "threads of each", "decisions/s: median (min to max)", "of one rank", "model")
+    machines, rows = [], []
+    for path in sorted(group.glob("*.json")):
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        machines.append(figures["machine"])
+        model, cores = fit(figures), figures["machine"]["cores"]
+        for row in figures["layouts"]:
+            ranks, threads, speeds = row["ranks"], row["threads"], row["speeds"]
+            speed = f"{median(np.array(speeds)):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
+            known = ranks * threads <= cores
+            predicted = f"{model.speed(ranks, threads, model.num_envs):,.0f}" if known else "-"
+            preset = f"`{figures['config']['preset']}`"
+            rows.append((preset, str(ranks), str(threads), speed, f"{row['speedup']:.2f}", predicted))
+    return measured(machines) + table(header, rows)
+
+
+def scaled(group: Path) -> str:
+    """What the model says of machines that were not measured."""
+    header = ("preset", "hosts x cores", "environments", "decisions/s", "of the cores' bound", "all-reduce")
+    rows = []
+    for path in sorted(group.glob("*.json")):
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        model, preset = fit(figures), f"`{figures['config']['preset']}`"
+        for hosts, cores, num_envs in MACHINES:
+            ranks = hosts * cores
+            speed = model.speed(ranks, 1, num_envs, hosts)
+            bound = f"{speed * model.per_decision / ranks:.0%}"
+            reduce = f"{1000 * model.all_reduce(ranks, hosts):.1f} ms"
+            rows.append((preset, f"{hosts} x {cores}", f"{num_envs:,}", f"{speed:,.0f}", bound, reduce))
+        hours = model.core_hours(1e9)
+        note = f"{preset}: a billion frames are {hours:,.0f} core hours, {hours * PRICE:,.2f} USD at {PRICE} USD each."
+        rows.append((note, "", "", "", "", ""))
+    notes = [row[0] for row in rows if not row[1]]
+    return table(header, [row for row in rows if row[1]]) + "\n" + "\n".join(notes) + "\n"
 
 
 def sb3(group: Path) -> str:
@@ -142,6 +183,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),
     },
+    "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
     "docs/learning.md": {"search": (search, ["pong-fast", "search-*"])},
 }
 

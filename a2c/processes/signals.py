@@ -67,13 +67,13 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def leave(code: int) -> int:
-    """Return `code`; where a compute thread hangs in an environment, end the process at once: it could not exit.
+def leave(code: int, at_once: bool = False) -> int:
+    """Return `code`, or end the process: `at_once`, or where a compute thread hangs in an environment and would block an exit.
 
     An interactive interpreter (a notebook) is never ended.
     """
     hanging = any(thread.name.startswith("a2c-compute") for thread in threading.enumerate())
-    if hanging and not hasattr(sys, "ps1"):
+    if (at_once or hanging) and not hasattr(sys, "ps1"):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

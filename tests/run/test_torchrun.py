@@ -195,16 +195,10 @@ def hosts():
 
 def test_two_hosts_learn_what_two_ranks_of_one_host_learn(hosts, whole, tmp_path):
     run_dir = tmp_path / "run"
+    flags = (*FLAGS.split(), "--run-dir", str(run_dir))
     launcher = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.213.7.1:29400", "--rdzv-id=test"]
     processes = [
-        start(
-            1,
-            *FLAGS.split(),
-            "--run-dir",
-            str(run_dir),
-            launcher=[*launcher, f"--local-addr=10.213.7.{number}"],
-            host=host,
-        )
+        start(1, *flags, launcher=[*launcher, f"--local-addr=10.213.7.{number}"], host=host)
         for number, host in enumerate(hosts, start=1)
     ]
     outputs = [finished(process) for process in processes]

@@ -1,0 +1,72 @@
+"""A model of training on many ranks, from what `scaling.py` has measured on one machine.
+
+::
+
+    seconds per rollout = D * w / cores + U * (s + a)
+
+D decisions and U optimiser steps per rollout; w: core seconds that each decision costs (emulator, acting, learning);
+s: seconds of one optimiser step, which every rank takes in full; a: seconds of one all-reduce. Threads of one rank
+share s and need no all-reduce.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+BANDWIDTH = 1.25e9  # bytes per second between hosts: 10 Gbit/s
+LATENCY = 50e-6  # seconds of one message between hosts
+TERMS = 10  # of the loss, which travel with the gradient
+
+
+class Model(NamedTuple):
+    """What one machine's figures say."""
+
+    per_decision: float  # core seconds: w
+    per_step: float  # seconds: s
+    steps: int  # optimiser steps per rollout: U
+    rollout_steps: int
+    num_envs: int  # of the measurement
+    numbers: int  # in the gradient
+    measured: dict[int, float]  # all-reduce on one host, by ranks (seconds)
+
+    def seconds(self, ranks: int, threads: int, num_envs: int, hosts: int = 1) -> float:
+        """Wall time of one rollout and of learning from it."""
+        decisions = self.rollout_steps * num_envs
+        work = decisions * self.per_decision / (ranks * threads)
+        return work + self.steps * (self.per_step + self.all_reduce(ranks, hosts))
+
+    def speed(self, ranks: int, threads: int, num_envs: int, hosts: int = 1) -> float:
+        """Decisions per second."""
+        return self.rollout_steps * num_envs / self.seconds(ranks, threads, num_envs, hosts)
+
+    def all_reduce(self, ranks: int, hosts: int = 1) -> float:
+        """Seconds of one: measured on one host where it was, else a ring between hosts over an assumed network."""
+        if ranks == 1:
+            return 0.0
+        here = self.measured.get(ranks, max(self.measured.values()))
+        if hosts == 1:
+            return here
+        return here + 2 * (hosts - 1) * LATENCY + 2 * (hosts - 1) / hosts * self.bytes / BANDWIDTH
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that an all-reduce adds up."""
+        return 4 * (self.numbers + TERMS)
+
+    def core_hours(self, frames: float, frames_per_decision: int = 4) -> float:
+        """Core hours of so many frames, where nothing is lost to waiting."""
+        return frames / frames_per_decision * self.per_decision / 3600
+
+
+def fit(figures: dict[str, Any]) -> Model:
+    """The model of a file that `scaling.py` wrote: from its run on one rank of one thread, and its single steps."""
+    config, reduce = figures["config"], figures["all_reduce"]
+    alone = next(row for row in figures["layouts"] if (row["ranks"], row["threads"]) == (1, 1))
+    steps, per_step = config["num_minibatches"] * config["epochs"], figures["optimizer_milliseconds"] / 1000
+    decisions = config["rollout_steps"] * config["num_envs"]
+    per_decision = 1 / statistics.median(alone["speeds"]) - steps * per_step / decisions
+    measured = {int(ranks): time / 1000 for ranks, time in reduce["milliseconds"].items()}
+    return Model(
+        per_decision, per_step, steps, config["rollout_steps"], config["num_envs"], reduce["numbers"], measured
+    )
