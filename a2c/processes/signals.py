@@ -68,7 +68,7 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
 
 
 def leave(code: int, at_once: bool = False) -> int:
-    """Return `code`; end the process instead `at_once`, or where a compute thread hangs in an environment: no exit works then.
+    """Return `code`; or end the process, `at_once` or where a compute thread hangs in an environment, with no other way out.
 
     An interactive interpreter (a notebook) is never ended.
     """
