@@ -41,6 +41,7 @@ METRICS = {
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
     "ratio": "mean importance ratio of the last batch, clipped at 1",
     "approx_kl": "estimate of KL(policy that acted, policy now) on the last batch (nats)",
+    "clip_fraction": "share of the last batch's samples whose importance ratio was clipped at 1 (0 to 1)",
     "explained_variance": "share of the variance of the last batch's returns that the value head explains (up to 1)",
     "policy_lag": "updates between acting and learning, mean over the last rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",
@@ -55,7 +56,7 @@ GROUPS = {  # of the tags of TensorBoard and wandb, such as loss/loss_value
     "score": ("reward", "reward_100", "best_reward_100", "length_100", "episodes"),
     "loss": ("loss_policy", "loss_value", "loss_entropy", "loss_total"),
     "value": ("values", "batch_rewards", "advantage", "explained_variance"),
-    "policy": ("entropy", "ratio", "approx_kl", "policy_lag"),
+    "policy": ("entropy", "ratio", "approx_kl", "clip_fraction", "policy_lag"),
     "update": ("updates", "learning_rate", "grad_l2", "grad_max", "grad_var"),
     "time": ("seconds", "speed", "share_env", "share_act", "share_learn"),
 }

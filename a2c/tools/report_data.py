@@ -25,7 +25,8 @@ Table = dict[str, np.ndarray]
 POINTS = 3000  # of a series; of longer ones, as many that lie evenly apart
 RUN_FILES = ("config.json", "episodes.csv", "metrics.csv")
 SHOWN = (  # columns of metrics.csv that the page draws
-    *("loss_policy", "loss_value", "loss_entropy", "entropy", "explained_variance", "approx_kl"),
+    *("loss_policy", "loss_value", "loss_entropy", "entropy", "explained_variance", "approx_kl", "ratio"),
+    "clip_fraction",
     *("share_env", "share_act", "share_learn"),
 )
 

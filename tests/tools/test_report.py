@@ -160,7 +160,7 @@ def test_a_page_draws_its_curves_without_a_network_and_runs_no_script_of_the_run
         for name, make in (("plain", make_run), ("evil", hostile_run)):
             write_report(make(tmp_path / name), tmp_path / f"{name}.html")
             page.open(f"file://{tmp_path}/{name}.html", width=390, height=844, dark=name == "evil")
-            page.until("document.querySelectorAll('.js-plotly-plot').length == 6")
+            page.until("document.querySelectorAll('.js-plotly-plot').length == 7")
             assert page.eval("document.querySelectorAll('#score .scatterlayer .trace').length") == 2
             assert page.eval("document.querySelector('#score .js-line').getBBox().width") > 200
             assert page.eval("document.documentElement.scrollWidth") == 390

@@ -12,6 +12,8 @@ const CHARTS = [
   {id: "explained_variance", table: "metrics", title: "share", low: -1, lines: [
     {name: "explained_variance", label: "explained variance"}]},
   {id: "approx_kl", table: "metrics", title: "nats", lines: [{name: "approx_kl", label: "approx_kl"}]},
+  {id: "ratios", table: "metrics", title: "", lines: [
+    {name: "ratio", label: "mean, clipped at 1"}, {name: "clip_fraction", label: "share that was clipped"}]},
   {id: "shares", table: "metrics", title: "share of wall time", stacked: true, lines: [
     {name: "share_env", label: "environments"}, {name: "share_act", label: "acting"}, {name: "share_learn", label: "learning"}]},
 ];
