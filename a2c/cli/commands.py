@@ -1,5 +1,5 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`, `report`,
-`watch`.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `sweep`, `plot`,
+`report`, `watch`.
 
 No torch is imported before one runs.
 
@@ -21,7 +21,7 @@ from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Watch
+from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
 from a2c.processes.signals import leave
 
@@ -204,9 +204,11 @@ def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int
 
     runs = make_runs(options, flags)
     from a2c.tools.compare import compare
+    from a2c.tools.sweep import sweep
 
     train = [sys.executable, "-c", UNTIL_INPUT_CLOSES, "train"]
-    return compare(options.out, runs, train, options.jobs, shlex.join(["a2c", *args]))
+    given = (options.out, runs, train, options.jobs, shlex.join(["a2c", *args]))
+    return sweep(*given, options.budget) if isinstance(options, Sweep) else compare(*given)
 
 
 RUN: dict[type[Options], Callable[[Any], int]] = {  # what runs the options of a command; `_compare` takes more

@@ -87,6 +87,17 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Sweep(Compare):
+    """Search settings: train every combination for a while, the better half for longer, and so on, within a budget.
+
+    All other options are those of `a2c train`. The same command continues a search that was stopped.
+    """
+
+    budget: str | None = None
+    """Decisions of all runs together, such as 5e6, or wall time, such as 2h (None = up to --total-env-steps)."""
+
+
+@dataclass(frozen=True)
 class Plot:
     """Draw learning curves of one run or many; runs that differ in the seed alone share a line and a band."""
 
@@ -124,13 +135,14 @@ class Watch:
     """Open the page in a browser."""
 
 
-Options = Config | Evaluate | RecordVideo | Export | Compare | Plot | Report | Watch
+Options = Config | Evaluate | RecordVideo | Export | Compare | Sweep | Plot | Report | Watch
 COMMANDS: dict[str, type[Options]] = {
     "train": Config,
     "evaluate": Evaluate,
     "record": RecordVideo,
     "export": Export,
     "compare": Compare,
+    "sweep": Sweep,
     "plot": Plot,
     "report": Report,
     "watch": Watch,

@@ -22,7 +22,11 @@ CHARTS = (  # id in the page, title, how to read it
         "1 is a perfect value head, 0 one that has learned nothing. Values below -1 are cut off.",
     ),
     ("approx_kl", "approx_kl", "How far the policy moves from the one that acted: 0.01 to 0.1 is usual."),
-    ("ratios", "Importance ratios", "Mean above 0.8 is usual; with several epochs, about half of the ratios are clipped."),
+    (
+        "ratios",
+        "Importance ratios",
+        "Mean above 0.8 is usual; with several epochs, about half of the ratios are clipped.",
+    ),
     ("shares", "Where the time goes", "Shares of wall time; the rest is logging and waiting."),
 )
 FILMS = {  # name of a file in the run directory: its type, and where in it stands which mark

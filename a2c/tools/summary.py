@@ -20,6 +20,7 @@ from a2c.tools.frozen import first_frozen
 from a2c.tools.runs import Run
 
 Row = dict[str, Any]
+OUT_OF_TIME = 124  # exit status, as that of timeout(1), of a run that a budget of time has ended
 FIGURES = (  # of a run; speeds are means over the whole run, without the start of its workers
     *("env_steps", "seconds", "steps_per_second", "updates_per_second", "best", "steps_to_target", "seconds_to_target"),
     *("frozen_steps_to_target", "policy_lag"),
@@ -92,7 +93,7 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "setting": first.setting,
         **first.varied,
         "runs": len(runs),
-        "failed": sum(row["exit_status"] != 0 for row in rows),
+        "failed": sum(row["exit_status"] not in (0, OUT_OF_TIME) for row in rows),
         "target": first.config.target_score if has_target else "",
         "budget": first.budget,
         "solved": "" if steps is None else int(np.isfinite(steps).sum()),
@@ -131,8 +132,10 @@ def make_table(summaries: Sequence[Row]) -> Table:
     """The table of `summarise` for a terminal; a column that is empty for all settings is left out."""
     caption = "medians over all seeds with 95 % intervals;\na run that missed its target counts as the longest"
     table = Table(caption=caption, show_lines=True)
+    differ = len({row["budget"] for row in summaries}) > 1
     columns = {
         "setting": [row["setting"].replace(",", ",\n") for row in summaries],
+        "decisions\nper run": [f"{row['budget']:,}" if differ else "" for row in summaries],
         "reach\ntarget": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
         "decisions\nto target": [format_interval(row, "steps_to_target").replace(" (", "\n(") for row in summaries],
         "worst": [format_steps(row, "worst_steps_to_target") for row in summaries],

@@ -178,6 +178,7 @@ def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
         "record --help": ["a2c record", "PATH", "--out"],
         "export --help": ["a2c export", "PATH", "--half"],
         "compare --help": ["a2c compare", "PATH", "--vary", "--seeds", "--jobs"],
+        "sweep --help": ["a2c sweep", "PATH", "--vary", "--jobs", "--budget"],
         "report --help": ["a2c report", "PATH", "--out"],
         "watch --help": ["a2c watch", "PATH", "--port", "--no-open"],
         "plot --help": ["a2c plot", "PATH", "--out", "--metric", "--iqm"],
