@@ -24,6 +24,17 @@ def read_finished(run_dir: Path) -> dict[str, np.ndarray]:
     return finite_rows(read_episodes(run_dir))
 
 
+def read_evaluations(run_dir: Path) -> dict[str, np.ndarray]:
+    """env_steps and mean score of the policies in evaluations.csv, without rows that hold NaN or infinite values.
+
+    Empty arrays where there is no file.
+    """
+    try:
+        return finite_rows(read_table(run_dir / "evaluations.csv", ("env_steps", "mean")))
+    except FileNotFoundError:
+        return {"env_steps": np.empty(0), "mean": np.empty(0)}
+
+
 def finite_rows(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The rows whose values are all finite."""
     good = np.all([np.isfinite(values) for values in table.values()], axis=0)
