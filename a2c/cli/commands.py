@@ -171,7 +171,7 @@ def _plot(options: Plot) -> int:
     """Draw learning curves and print what the picture shows."""
     from a2c.tools.plot import plot
 
-    plotted = plot(options.runs, options.out, options.x, options.metric, options.iqm)
+    plotted = plot(options.runs, options.out, options.x, options.metric, options.iqm, options.interval)
     runs = f"{plotted.runs} {'run' if plotted.runs == 1 else 'runs'}"
     settings = f" with {plotted.groups} settings" if plotted.groups > 1 else ""
     print(f"{options.out}: {options.metric} of {runs}{settings}")

@@ -111,6 +111,8 @@ class Plot:
     """What is drawn, a column of metrics.csv (name)."""
     iqm: bool = False
     """Draw the mean of the middle half of the runs in place of their median."""
+    interval: bool = False
+    """Let the band be the 95 % interval of that line, by the bootstrap, in place of the range of the runs."""
 
 
 @dataclass(frozen=True)
