@@ -32,6 +32,7 @@ UNTIL_INPUT_CLOSES = (
     "import sys, a2c.cli.commands, a2c.processes.start as start; start.stop_with_input(); "
     "sys.exit(a2c.cli.commands.main())"
 )
+TRAIN = [sys.executable, "-P", "-c", UNTIL_INPUT_CLOSES, "train"]  # with the variables of `same_modules`
 P = ParamSpec("P")
 
 
@@ -101,9 +102,13 @@ def _train(config: Config) -> int:
 
 def _evaluate(options: Evaluate) -> int:
     """Print protocol and results, or everything as JSON; on a terminal, a bar meanwhile."""
+    import torch
+
     from a2c.metrics.console import episode_bar
     from a2c.tools.evaluate import describe, play
 
+    if options.cuda and not torch.cuda.is_available():
+        print("--cuda: torch finds no GPU here, so the CPU is used", file=sys.stderr)
     with episode_bar(options.episodes) as watch:
         evaluation = play(
             options.run_dir,
@@ -206,8 +211,7 @@ def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int
     from a2c.tools.compare import compare
     from a2c.tools.sweep import sweep
 
-    train = [sys.executable, "-c", UNTIL_INPUT_CLOSES, "train"]
-    given = (options.out, runs, train, options.jobs, shlex.join(["a2c", *args]))
+    given = (options.out, runs, TRAIN, options.jobs, shlex.join(["a2c", *args]))
     return sweep(*given, options.budget) if isinstance(options, Sweep) else compare(*given)
 
 

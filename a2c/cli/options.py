@@ -93,7 +93,7 @@ class Sweep(Compare):
     All other options are those of `a2c train`. The same command continues a search that was stopped.
     """
 
-    budget: str | None = None
+    budget: Annotated[str | None, tyro.conf.arg(metavar="DECISIONS|TIME")] = None
     """Decisions of all runs together, such as 5e6, or wall time, such as 2h (None = up to --total-env-steps)."""
 
 
@@ -101,7 +101,7 @@ class Sweep(Compare):
 class Plot:
     """Draw learning curves of one run or many; runs that differ in the seed alone share a line and a band."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
     """Run directories, or directories that hold some, such as that of `a2c compare` (paths)."""
     out: Path = Path("plot.png")
     """File to write, .png or .svg (path)."""

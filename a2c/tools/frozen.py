@@ -25,8 +25,8 @@ CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1
 
 
 def command(run_dir: Path, target: float, threads: int) -> list[str]:
-    """The command line of a process that calls `evaluate_kept`."""
-    return [sys.executable, "-c", CODE, str(run_dir), str(target), str(threads)]
+    """The command line of a process that calls `evaluate_kept`, to be started with the variables of `same_modules`."""
+    return [sys.executable, "-P", "-c", CODE, str(run_dir), str(target), str(threads)]
 
 
 def main(run_dir: str, target: str, threads: str) -> int:

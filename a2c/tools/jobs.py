@@ -21,6 +21,7 @@ from a2c.metrics.console import QuietConsole
 from a2c.metrics.files import read_object, write_atomically
 from a2c.metrics.text import format_duration
 from a2c.processes.signals import StopRequest, stop_on_signals
+from a2c.processes.start import same_modules
 from a2c.run.checkpoint import LATEST
 from a2c.tools.frozen import command
 from a2c.tools.read_run import number_in
@@ -165,7 +166,9 @@ class Jobs:
         with open(log, "ab") as file:
             file.write(f"--- {title}\n".encode())
             file.flush()
-            with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=file, stderr=file) as process:
+            with subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=file, stderr=file, env=same_modules()
+            ) as process:
                 with self.lock:
                     self.running.add(process)
                 try:
