@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from a2c.metrics.results import best_mean, first_passage, median, moving_mean, read_finished
+from a2c.metrics.results import first_passage, median, moving_mean, read_finished
 from a2c.tools.compare import opened, report
 from a2c.tools.jobs import Jobs
 from a2c.tools.runs import Run
@@ -65,7 +65,7 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
             codes |= {run.name: OUT_OF_TIME for run in todo} | work.codes
             complete = len(work.codes) == len(todo)
             if complete or number == 1:  # else the order of the round before is the fairer one
-                ranked[: one.settings] = _by_result(out, todo)
+                ranked[: one.settings] = by_result(out, todo)
             if complete:
                 continue
             if not work.out_of_time:
@@ -103,7 +103,7 @@ def until(run: Run, end: Round) -> Run:
     return dataclasses.replace(run, config=config, flags=(*run.flags, "--stop-after", str(stop)))
 
 
-def _by_result(out: Path, runs: Sequence[Run]) -> list[str]:
+def by_result(out: Path, runs: Sequence[Run]) -> list[str]:
     """The settings of `runs`, the best first."""
     settings = dict.fromkeys(run.setting for run in runs)
     return sorted(settings, key=lambda name: _standing(out, [run for run in runs if run.setting == name]))
@@ -116,19 +116,20 @@ def _standing(out: Path, runs: Sequence[Run]) -> tuple[float, ...]:
     )
 
 
-def _figures(run_dir: Path, run: Run) -> tuple[float, float, float]:
-    """Decisions to the target, best mean of 100 episodes and last mean, the latter two negative; up to the run's stop.
+def _figures(run_dir: Path, run: Run) -> tuple[float, float]:
+    """Decisions to the target, and minus the mean of the last (up to) 100 episodes, at the run's stop.
 
-    Infinite where there is none, also for a run that has failed.
+    Infinite where there is none, also for a run that has failed. No run has to have finished 100 episodes: where good
+    ones are long, that would favour the poor settings.
     """
     try:
         episodes = read_finished(run_dir)
     except (OSError, ValueError):
-        return math.inf, math.inf, math.inf
+        return math.inf, math.inf
     episodes = {name: values[episodes["env_steps"] <= run.budget] for name, values in episodes.items()}
     means, target = moving_mean(episodes["score"]), run.config.target_score
     passage = None if target is None else first_passage(episodes, target)
-    return passage[0] if passage else math.inf, -best_mean(episodes), -means[-1] if len(means) else math.inf
+    return passage[0] if passage else math.inf, -means[-1] if len(means) else math.inf
 
 
 def _limits(runs: Sequence[Run]) -> str:

@@ -11,7 +11,7 @@ from a2c.cli import commands as cli
 from a2c.config.config import Config
 from a2c.run.checkpoint import load_checkpoint
 from a2c.tools.runs import Run
-from a2c.tools.sweep import Round, parse_budget, plan, sweep, until
+from a2c.tools.sweep import Round, by_result, parse_budget, plan, sweep, until
 
 FAKE = [sys.executable, fake_train.__file__]
 CONFIG = replace(Config.from_preset("cartpole"), threads=1, total_env_steps=8192)  # rollouts of 512
@@ -158,3 +158,11 @@ def test_the_runs_of_a_sweep_are_trained_to_where_their_round_ends(tmp_path, cap
     steps = [load_checkpoint(tmp_path / f"out/{row['setting']}/seed-0/latest.pt")["env_steps"] for row in summary]
     assert steps == [int(row["budget"]) for row in summary] and steps[0] == steps[1] > steps[2]
     assert sum(steps) <= 8000 and "round 2 of 2" in capfd.readouterr().out
+
+
+def test_a_setting_with_few_long_episodes_is_not_behind_one_with_many_short_ones(tmp_path):
+    first, second = runs(2)
+    for run, score, episodes in ((first, 20, 200), (second, 400, 30)):
+        (tmp_path / run.name).mkdir(parents=True)
+        fake_train.write(tmp_path / run.name, score, episodes)
+    assert by_result(tmp_path, [first, second]) == ["gamma=1", "gamma=0"]
