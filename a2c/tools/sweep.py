@@ -15,6 +15,7 @@ import numpy as np
 from a2c.metrics.results import first_passage, median, moving_mean, read_finished
 from a2c.tools.compare import opened, report
 from a2c.tools.jobs import Jobs
+from a2c.tools.read_run import number_in
 from a2c.tools.runs import Run
 from a2c.tools.summary import OUT_OF_TIME
 
@@ -73,7 +74,8 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
                 return 128 + work.request.number
             print(f"the budget of {budget} is used up in round {number}; the same command continues")
             break
-        report(out, sorted(reached.values(), key=lambda run: ranked.index(run.setting)), codes)
+        shown = [_as_trained(run, work.ended.get(run.name)) for run in reached.values()]
+        report(out, sorted(shown, key=lambda run: ranked.index(run.setting)), codes)
         return int(any(code not in (0, OUT_OF_TIME) for code in codes.values()))
 
 
@@ -99,8 +101,17 @@ def until(run: Run, end: Round) -> Run:
     total, rollout = run.config.total_env_steps, run.config.num_envs * run.config.rollout_steps
     steps = min(end.share * total, end.steps)
     stop = total if steps >= total else max(rollout, int(steps // rollout) * rollout)
-    config = dataclasses.replace(run.config, stop_after=stop)
-    return dataclasses.replace(run, config=config, flags=(*run.flags, "--stop-after", str(stop)))
+    return dataclasses.replace(_stopping(run, stop), flags=(*run.flags, "--stop-after", str(stop)))
+
+
+def _as_trained(run: Run, status: object) -> Run:
+    """The run with the stop in its `status`, which lies further where a sweep with another budget has trained it."""
+    stopped = number_in(status, "stop_after") if isinstance(status, dict) else None
+    return run if stopped is None else _stopping(run, max(int(stopped), run.config.stop_after))
+
+
+def _stopping(run: Run, stop: int) -> Run:
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, stop_after=stop))
 
 
 def by_result(out: Path, runs: Sequence[Run]) -> list[str]:

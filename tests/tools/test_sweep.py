@@ -105,6 +105,13 @@ def test_a_sweep_repeated_starts_no_process(tmp_path, scores, capfd):
     assert "begin" not in capfd.readouterr().out and rows(tmp_path / "summary.csv") == before
 
 
+def test_a_run_that_an_earlier_sweep_has_trained_further_is_shown_as_it_is(tmp_path, scores):
+    assert sweep(tmp_path, runs(4), scores(10, 40, 20, 30), 2, "a2c sweep", None) == 0
+    assert sweep(tmp_path, runs(4), scores(10, 40, 20, 30), 2, "a2c sweep", "9000") == 0  # 1,024 and 3,072
+    summary = {row["setting"]: row["budget"] for row in rows(tmp_path / "summary.csv")}
+    assert summary == {"gamma=1": "8192", "gamma=3": "8192", "gamma=2": "4096", "gamma=0": "4096"}
+
+
 def test_a_setting_whose_runs_fail_is_the_last_and_counted(tmp_path, capfd):
     grid = [replace(run, flags=("--do", "fail")) if run.setting == "gamma=0" else run for run in runs(2)]
     assert sweep(tmp_path, grid, FAKE, 2, "a2c sweep", None) == 1
