@@ -22,6 +22,7 @@ class A2CLoss(NamedTuple):
     advantage: Tensor  # mean of return - value (return)
     ratio: Tensor  # mean importance ratio, after the clip at 1
     approx_kl: Tensor  # estimate of KL(behaviour, pi) from the actions taken (nats); 0 without behaviour_log_probs
+    clip_fraction: Tensor  # share of samples whose importance ratio was clipped at 1; 0 without behaviour_log_probs
 
 
 def a2c_loss(
@@ -85,10 +86,12 @@ def a2c_loss(
     unclipped = log_ratio.exp()
     ratio = unclipped.clamp(max=1.0)
     approx_kl = (unclipped - 1 - log_ratio).mean()  # Schulman (2020), "Approximating KL divergence", k3
+    clip_fraction = (unclipped > 1.0).float().mean()
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
     value = F.mse_loss(values, returns)
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy
-    return A2CLoss(total, policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean(), approx_kl)
+    terms = (policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean())
+    return A2CLoss(total, *terms, approx_kl, clip_fraction)

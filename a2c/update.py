@@ -145,6 +145,7 @@ def describe_update(
         "entropy": float(loss.entropy),
         "ratio": float(loss.ratio),
         "approx_kl": float(loss.approx_kl),
+        "clip_fraction": float(loss.clip_fraction),
         "explained_variance": explained_variance(result),
         "grad_l2": norm,
         "grad_max": float(entries.abs().max()) * undo_clip,

@@ -44,8 +44,8 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "tools": (
         *("load", "agent", "human_scores", "evaluate", "video_writers", "overlay", "rendering", "record_video"),
         *("tensorboard_video", "onnx_model", "export"),
-        *("frozen", "runs", "summary", "compare_plot", "jobs", "compare"),
-        *("read_run", "plot", "model_card", "report_data", "report", "watch"),
+        *("frozen", "read_run", "runs", "summary", "compare_plot", "jobs", "compare", "sweep"),
+        *("plot", "model_card", "report_data", "report", "watch"),
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),
 }

@@ -204,6 +204,7 @@ def test_a2c_loss_importance_ratio_is_clipped_at_1_and_is_a_constant():
     loss.total.backward()
     assert_close(loss.ratio, 0.875)
     assert_close(loss.approx_kl, (1 - LN2 - 0.25 - log(0.75)) / 2)  # r - 1 - log r, without the clip
+    assert_close(loss.clip_fraction, 0.5)
     assert_close(loss.policy, (2 * LN2 + 0.75 * log(0.75)) / 2)
     assert_close(logits.grad, [[-0.5, 0.5], [0.09375, -0.09375]])
     assert_close(loss.value, 2.5)  # the value term is not weighted
@@ -217,7 +218,8 @@ def test_a2c_loss_has_no_gradient_to_the_behaviour_log_probs():
     loss.total.backward()
     assert behaviour.grad is None
     assert not loss.ratio.requires_grad and not loss.approx_kl.requires_grad
-    assert a2c_loss(logits, values, actions, returns).approx_kl == 0.0
+    on_policy = a2c_loss(logits, values, actions, returns)
+    assert on_policy.approx_kl == on_policy.clip_fraction == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

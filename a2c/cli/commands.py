@@ -1,5 +1,5 @@
-"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `plot`, `report`,
-`watch`.
+"""The commands: `python train.py`, `a2c train`, `evaluate`, `record`, `export`, `compare`, `sweep`, `plot`,
+`report`, `watch`.
 
 No torch is imported before one runs.
 
@@ -22,7 +22,7 @@ from typing import Any, ParamSpec
 
 from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
-from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Watch
+from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
 from a2c.processes.errors import REPORTED_BY
 from a2c.processes.signals import leave
@@ -34,6 +34,7 @@ UNTIL_INPUT_CLOSES = (
     "import sys, a2c.cli.commands, a2c.processes.start as start; start.stop_with_input(); "
     "sys.exit(a2c.cli.commands.main())"
 )
+TRAIN = [sys.executable, "-P", "-c", UNTIL_INPUT_CLOSES, "train"]  # with the variables of `same_modules`
 P = ParamSpec("P")
 
 
@@ -115,9 +116,13 @@ def _train(config: Config) -> int:
 
 def _evaluate(options: Evaluate) -> int:
     """Print protocol and results, or everything as JSON; on a terminal, a bar meanwhile."""
+    import torch
+
     from a2c.metrics.console import episode_bar
     from a2c.tools.evaluate import describe, play
 
+    if options.cuda and not torch.cuda.is_available():
+        print("--cuda: torch finds no GPU here, so the CPU is used", file=sys.stderr)
     with episode_bar(options.episodes) as watch:
         evaluation = play(
             options.run_dir,
@@ -185,7 +190,7 @@ def _plot(options: Plot) -> int:
     """Draw learning curves and print what the picture shows."""
     from a2c.tools.plot import plot
 
-    plotted = plot(options.runs, options.out, options.x, options.metric, options.iqm)
+    plotted = plot(options.runs, options.out, options.x, options.metric, options.iqm, options.interval)
     runs = f"{plotted.runs} {'run' if plotted.runs == 1 else 'runs'}"
     settings = f" with {plotted.groups} settings" if plotted.groups > 1 else ""
     print(f"{options.out}: {options.metric} of {runs}{settings}")
@@ -218,9 +223,10 @@ def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int
 
     runs = make_runs(options, flags)
     from a2c.tools.compare import compare
+    from a2c.tools.sweep import sweep
 
-    train = [sys.executable, "-c", UNTIL_INPUT_CLOSES, "train"]
-    return compare(options.out, runs, train, options.jobs, shlex.join(["a2c", *args]))
+    given = (options.out, runs, TRAIN, options.jobs, shlex.join(["a2c", *args]))
+    return sweep(*given, options.budget) if isinstance(options, Sweep) else compare(*given)
 
 
 RUN: dict[type[Options], Callable[[Any], int]] = {  # what runs the options of a command; `_compare` takes more

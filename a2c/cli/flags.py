@@ -24,7 +24,10 @@ INTEGERS = {
     name for kind in COMMANDS.values() for name, hint in get_type_hints(kind).items() if hint in (int, int | None)
 }
 TRAIN = "Train an agent."
-HELP = "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command."
+HELP = (
+    "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command, "
+    "`a2c --version` prints the version."
+)
 
 
 def parse_config(args: Sequence[str]) -> Config:

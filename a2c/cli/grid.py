@@ -1,4 +1,4 @@
-"""`a2c compare`: from --vary and --seeds to the runs, or one line that says what is wrong."""
+"""`a2c compare` and `a2c sweep`: from --vary and --seeds to the runs, or one line that says what is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from a2c.cli.flags import ALIASES, parse_config
-from a2c.cli.options import Compare
+from a2c.cli.options import Compare, Sweep
 from a2c.config.config import Config
 from a2c.config.validation import nearest
 from a2c.processes.start import available_cores
@@ -33,6 +33,8 @@ def make_runs(options: Compare, flags: Sequence[str]) -> list[Run]:
         raise ValueError(f"jobs must be at least 1, got {options.jobs}")
     seeds, grid = parse_seeds(options.seeds), parse_vary(options.vary)
     given = {re.sub("^--(no-)?", "", flag.split("=")[0]).replace("-", "_") for flag in flags if flag.startswith("--")}
+    if isinstance(options, Sweep) and not {"stop_after"}.isdisjoint({*given, *grid}):
+        raise ValueError("stop_after must be left out of a sweep: use --budget")
     for name, instead in PER_RUN.items():
         if name in given:
             raise ValueError(f"{name} must be left out of a comparison: {instead}")

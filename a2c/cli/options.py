@@ -87,10 +87,21 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Sweep(Compare):
+    """Search settings: train every combination for a while, the better half for longer, and so on, within a budget.
+
+    All other options are those of `a2c train`. The same command continues a search that was stopped.
+    """
+
+    budget: Annotated[str | None, tyro.conf.arg(metavar="DECISIONS|TIME")] = None
+    """Decisions of all runs together, such as 5e6, or wall time, such as 2h (None = up to --total-env-steps)."""
+
+
+@dataclass(frozen=True)
 class Plot:
     """Draw learning curves of one run or many; runs that differ in the seed alone share a line and a band."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
     """Run directories, or directories that hold some, such as that of `a2c compare` (paths)."""
     out: Path = Path("plot.png")
     """File to write, .png or .svg (path)."""
@@ -100,6 +111,8 @@ class Plot:
     """What is drawn, a column of metrics.csv (name)."""
     iqm: bool = False
     """Draw the mean of the middle half of the runs in place of their median."""
+    interval: bool = False
+    """Let the band be the 95 % interval of that line, by the bootstrap, in place of the range of the runs."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +137,14 @@ class Watch:
     """Open the page in a browser."""
 
 
-Options = Config | Evaluate | RecordVideo | Export | Compare | Plot | Report | Watch
+Options = Config | Evaluate | RecordVideo | Export | Compare | Sweep | Plot | Report | Watch
 COMMANDS: dict[str, type[Options]] = {
     "train": Config,
     "evaluate": Evaluate,
     "record": RecordVideo,
     "export": Export,
     "compare": Compare,
+    "sweep": Sweep,
     "plot": Plot,
     "report": Report,
     "watch": Watch,

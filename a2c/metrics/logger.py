@@ -29,6 +29,7 @@ METRICS = {
     "reward": "score of the last episode (points of the game)",
     "reward_100": "mean score of the last 100 episodes (points of the game)",
     "best_reward_100": "highest reward_100 so far, once 100 episodes are finished (points of the game)",
+    "eval_score": "mean score of the last policy that was evaluated beside the run, with --eval-every (points)",
     "length_100": "mean length of the last 100 episodes (agent decisions)",
     "speed": "agent decisions per second since the last row (1/s)",
     "advantage": "mean of return - value over the last batch (return)",
@@ -41,6 +42,7 @@ METRICS = {
     "entropy": "mean entropy of the policy (nats; log A is a uniform policy)",
     "ratio": "mean importance ratio of the last batch, clipped at 1",
     "approx_kl": "estimate of KL(policy that acted, policy now) on the last batch (nats)",
+    "clip_fraction": "share of the last batch's samples whose importance ratio was clipped at 1 (0 to 1)",
     "explained_variance": "share of the variance of the last batch's returns that the value head explains (up to 1)",
     "policy_lag": "updates between acting and learning, mean over the last rollout (count)",
     "grad_l2": "L2 norm of the gradient before the clip",
@@ -52,15 +54,15 @@ METRICS = {
     "share_learn": "share of wall time in which the network learns (0 to 1)",
 }
 GROUPS = {  # of the tags of TensorBoard and wandb, such as loss/loss_value
-    "score": ("reward", "reward_100", "best_reward_100", "length_100", "episodes"),
+    "score": ("reward", "reward_100", "best_reward_100", "eval_score", "length_100", "episodes"),
     "loss": ("loss_policy", "loss_value", "loss_entropy", "loss_total"),
     "value": ("values", "batch_rewards", "advantage", "explained_variance"),
-    "policy": ("entropy", "ratio", "approx_kl", "policy_lag"),
+    "policy": ("entropy", "ratio", "approx_kl", "clip_fraction", "policy_lag"),
     "update": ("updates", "learning_rate", "grad_l2", "grad_max", "grad_var"),
     "time": ("seconds", "speed", "share_env", "share_act", "share_learn"),
 }
 TAGS = {name: f"{group}/{name}" for group, names in GROUPS.items() for name in names}
-SCORES = ("reward", "reward_100", "best_reward_100")  # written exactly, however large
+SCORES = ("reward", "reward_100", "best_reward_100", "eval_score")  # written exactly, however large
 
 
 class RunLogger:

@@ -61,6 +61,8 @@ class Panel:
         if row:
             grid.add_row("score", self._score(row))
             grid.add_row("", sparkline([mean for _, mean in self.means]))
+            if "eval_score" in row:
+                grid.add_row("evaluation", f"mean {format_score(row['eval_score'])}")
             length = f"   length {format_score(row['length_100'])}"
             grid.add_row("episodes", f"{row['episodes']:,}{length}   updates {row['updates']:,}")
             if "loss_total" in row:  # not before the first update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import interquartile_mean, median, moving_mean, read_episodes
+from a2c.metrics.results import interquartile_mean, interval_of_curves, median, moving_mean, read_episodes
 from a2c.metrics.text import format_number
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """What is drawn of several runs: at each `x [POINTS]` the middle of their values, the lowest and the highest."""
+    """What is drawn of several runs: at each `x [POINTS]` the middle of their values, and the ends of the band."""
 
     x: np.ndarray
     middle: np.ndarray
@@ -37,8 +38,10 @@ class Band(NamedTuple):
     high: np.ndarray
 
 
-def make_band(curves: Sequence[Curve], iqm: bool = False) -> Band:
+def make_band(curves: Sequence[Curve], iqm: bool = False, interval: bool = False) -> Band:
     """The median of `curves`, or their interquartile mean (`iqm`), and their range, interpolated on a common grid.
+
+    `interval`: in place of the range, the 95 % interval of the median or interquartile mean.
 
     It begins where the last curve begins and ends where half of them have ended; until then a curve that has ended
     keeps its last value. No curve may be empty.
@@ -46,14 +49,22 @@ def make_band(curves: Sequence[Curve], iqm: bool = False) -> Band:
     start, end = max(curve.x[0] for curve in curves), median(np.array([curve.x[-1] for curve in curves]))
     x = np.linspace(start, max(start, end), POINTS)
     values = np.array([np.interp(x, *curve) for curve in curves])
-    middle = interquartile_mean(values) if iqm else np.median(values, axis=0)
-    return Band(x, middle, values.min(axis=0), values.max(axis=0))
+    middle = interquartile_mean if iqm else partial(np.median, axis=0)
+    ends = interval_of_curves(values, middle) if interval else (values.min(axis=0), values.max(axis=0))
+    return Band(x, middle(values), *ends)
 
 
-def draw_runs(axes: Any, curves: Sequence[Curve], colour: Any, label: str | None = None, iqm: bool = False) -> None:
+def draw_runs(
+    axes: Any,
+    curves: Sequence[Curve],
+    colour: Any,
+    label: str | None = None,
+    iqm: bool = False,
+    interval: bool = False,
+) -> None:
     """Draw runs that differ in the seed: `make_band` of several, one as it is; of none, only the label is shown."""
     if len(curves) > 1:
-        band = make_band(curves, iqm)
+        band = make_band(curves, iqm, interval)
         axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, lw=0)
         line = Curve(band.x, band.middle)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from a2c.metrics.files import read_table
 from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
 
 RESAMPLES = 10_000  # of the bootstrap intervals
+RESAMPLES_OF_CURVES = 2_000  # of those with many points
 
 
 def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
@@ -22,6 +23,17 @@ def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
 def read_finished(run_dir: Path) -> dict[str, np.ndarray]:
     """`read_episodes` without rows that hold NaN or infinite values."""
     return finite_rows(read_episodes(run_dir))
+
+
+def read_evaluations(run_dir: Path) -> dict[str, np.ndarray]:
+    """env_steps and mean score of the policies in evaluations.csv, without rows that hold NaN or infinite values.
+
+    Empty arrays where there is no file.
+    """
+    try:
+        return finite_rows(read_table(run_dir / "evaluations.csv", ("env_steps", "mean")))
+    except FileNotFoundError:
+        return {"env_steps": np.empty(0), "mean": np.empty(0)}
 
 
 def finite_rows(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -70,6 +82,20 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     cut = len(values) // 4
     means: np.ndarray = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
     return means
+
+
+def interval_of_curves(
+    values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """95 % intervals `[points]` of a `statistic` over the K curves in `values [K, points]` (percentile bootstrap).
+
+    `statistic` takes the first axis away. Every point has the same resamples of the curves. As `interval_of_median`,
+    too narrow for few curves.
+    """
+    drawn = np.random.default_rng(0).integers(len(values), size=(len(values), RESAMPLES_OF_CURVES))
+    found = [np.quantile(statistic(point[drawn]), (0.025, 0.975), method="inverted_cdf") for point in values.T]
+    low, high = np.array(found).T
+    return low, high
 
 
 def interval_of_mean(values: np.ndarray) -> tuple[float, float]:

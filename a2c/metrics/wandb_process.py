@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,12 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
-    send(sys.stdin, lambda text: print(text, file=out))
+
+    def tell(text: str) -> None:
+        with suppress(OSError):  # nobody listens any more
+            print(text, file=out)
+
+    send(sys.stdin, tell)
 
 
 if __name__ == "__main__":

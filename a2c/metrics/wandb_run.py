@@ -71,9 +71,7 @@ class WandbRun:
 
     def messages(self) -> list[str]:
         """What there is to tell since the last call: where the run can be seen, or why it cannot."""
-        with suppress(OSError, ValueError):  # the latter: it is closed
-            while block := self._output.read(1 << 16):
-                self._told += block
+        self._read()
         *lines, self._told = (self._told + self._late).split(b"\n")
         self._late = b""
         return [line.decode("utf-8", "replace") for line in lines]
@@ -92,6 +90,13 @@ class WandbRun:
             self._process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._late = b"wandb: not every row has been sent yet; a process goes on trying for a minute or two\n"
+        self._read()
+        self._output.close()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError):  # the latter: it is closed
+            while block := self._output.read(1 << 16):
+                self._told += block
 
     def _send(self) -> None:
         """Write what the pipe takes; the rest waits."""

@@ -68,9 +68,9 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
 
 
 def leave(code: int, at_once: bool = False) -> int:
-    """Return `code`; or end the process, `at_once` or where a compute thread hangs in an environment, with no other way out.
+    """Return `code`; where a compute thread hangs in an environment, end the process at once: it could not exit.
 
-    An interactive interpreter (a notebook) is never ended.
+    `at_once`: end it in any case. An interactive interpreter (a notebook) is never ended.
     """
     hanging = any(thread.name.startswith("a2c-compute") for thread in threading.enumerate())
     if (at_once or hanging) and not hasattr(sys, "ps1"):

@@ -92,6 +92,11 @@ def prepare_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
+def same_modules() -> dict[str, str]:
+    """Variables for a `python -P` that finds the modules of this process, and no others in the working directory."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def stop_with_input() -> None:
     """Send this process SIGTERM when its standard input, a pipe from the process that started it, is closed."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from a2c.config.config import Config
+from a2c.metrics.results import read_evaluations
+from a2c.processes.start import same_modules
 
 # Everything that the run has to do goes first. The process is killed with `close`, or ends with its input, however
 # the run ends; Ctrl-C does not reach it.
@@ -25,16 +26,32 @@ class Evaluator:
         """Start it, at `env_steps` of the run; OSError where no process can be started."""
         if not self.config.eval_every:
             return
-        path = os.pathsep.join(sys.path)  # it finds the modules of this process, and no others in the working directory
         numbers = (self.config.eval_every, self.config.eval_episodes, env_steps)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", CODE, str(self.run_dir), *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=same_modules(),
             process_group=0,  # no session of its own: Linux weighs sessions against each other before their niceness
         )
+
+    def rewind(self, env_steps: int) -> None:
+        """Start it anew at `env_steps`, to which the run goes back; later rows are dropped."""
+        if self.config.eval_every:
+            self.close()
+            self.start(env_steps)
+
+    def metrics(self, env_steps: int) -> dict[str, float]:
+        """The mean score of the last policy of at most `env_steps`; empty where there is none, or no file to read."""
+        if not self.config.eval_every:
+            return {}
+        try:
+            table = read_evaluations(self.run_dir)
+        except (OSError, ValueError):
+            return {}
+        means = table["mean"][table["env_steps"] <= env_steps]
+        return {"eval_score": float(means[-1])} if len(means) else {}
 
     def close(self) -> int:
         """End it, whatever it does; the exit status with which it had ended before, else 0. May be called twice."""

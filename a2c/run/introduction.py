@@ -15,6 +15,7 @@ from a2c.envs.atari import sticky_probability
 from a2c.envs.single import Spaces, find_spec
 from a2c.metrics.text import format_number
 
+HAS_PAGE = all(find_module(name) is not None for name in ("jinja2", "plotly"))  # of `a2c watch`
 HAS_BOARD = find_module("tensorboard") is not None
 
 
@@ -28,7 +29,7 @@ def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Comput
         "network": f"{config.network}, {parameters:,} parameters",
         "device": f"{compute.device}, {compute.precision_name}, {_count(compute.threads, 'thread')}{_ranks(compute)}",
         "length": _length(config),
-        "to watch": f"tensorboard --logdir {shlex.quote(str(run_dir))}" if HAS_BOARD else str(run_dir / "curve.png"),
+        "to watch": _watch(run_dir),
     }
     return [f"{name:15}{text}" for name, text in lines.items()]
 
@@ -46,6 +47,13 @@ def _protocol(config: Config, spaces: Spaces) -> str:
     no_ops = f"1-{config.noop_max}" if config.noop_max else "0"
     protocol = f"{shape}, frame skip {spaces.frames_per_step}, sticky actions {sticky:g}, no-ops {no_ops}"
     return f"{protocol}, lost lives are terminal" if config.terminal_on_life_loss else protocol
+
+
+def _watch(run_dir: Path) -> str:
+    """The command that shows the run, by what is installed; without any, the picture of its curve."""
+    if HAS_PAGE:
+        return f"a2c watch {shlex.quote(str(run_dir))}"
+    return f"tensorboard --logdir {shlex.quote(str(run_dir))}" if HAS_BOARD else str(run_dir / "curve.png")
 
 
 def _workers(config: Config) -> str:

@@ -116,7 +116,7 @@ class RunOutputs:
 
     def _metrics(self, learner_metrics: MetricsFunction) -> dict[str, float]:
         """A row of METRICS; those of an update are missing before the first one."""
-        return learner_metrics() | self.scores.metrics() | self.timer.metrics()
+        return learner_metrics() | self.scores.metrics() | self.timer.metrics() | self.evaluator.metrics(self.env_steps)
 
     def _log_row(self, row: dict[str, float]) -> None:
         self.row = row
@@ -160,6 +160,7 @@ class RunOutputs:
         """Drop the rows and the kept policies after `env_steps`, which will be replayed."""
         self.logger.rewind(env_steps)
         self._attempt(lambda: drop_policies(self.run_dir, env_steps))
+        self._attempt(lambda: self.evaluator.rewind(env_steps))
         self.timer.begin_row(env_steps)
         self.row = {}
         self.display.panel.rewind(env_steps)

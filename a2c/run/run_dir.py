@@ -68,7 +68,8 @@ def saved_config(run_dir: str | Path) -> Config:
     try:
         text = read_small(Path(run_dir) / "config.json")
     except (OSError, ValueError) as error:
-        raise ValueError(f"resume must be a run directory with a config.json, got {where!r} ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"resume must be a run directory with a config.json, got {where!r} ({reason})") from error
     try:
         return replace(Config.from_json(text), run_dir=None, stop_after=0)
     except (TypeError, ValueError) as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from a2c.run.about import comparison_facts, write_about
@@ -10,7 +11,7 @@ from a2c.run.run_dir import RunLock
 from a2c.tools.compare_plot import draw
 from a2c.tools.jobs import Jobs, last_line
 from a2c.tools.runs import Run, check_runs, resolved
-from a2c.tools.summary import print_table, row_of, summarise, write_csv
+from a2c.tools.summary import OUT_OF_TIME, print_table, row_of, summarise, write_csv
 
 
 def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, command: str) -> int:
@@ -20,6 +21,20 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
     has failed, which counts as a miss unless it had reached the target; 128 + the number of the signal that stopped it.
     ValueError before anything starts where a run cannot be made, `out` holds another run in its place, or is in use.
     """
+    with opened(out, runs, command, jobs) as runs:
+        work = Jobs(out, train)
+        work.train_all(runs, jobs)
+        if len(work.codes) < len(runs):
+            finished = f"{sum(code == 0 for code in work.codes.values())} of {len(runs)} runs finished"
+            print(f"stopped by {work.request.name}, {finished}; the same command continues")
+            return 128 + work.request.number
+        report(out, runs, work.codes)
+        return int(any(work.codes.values()))
+
+
+@contextmanager
+def opened(out: Path, runs: Sequence[Run], command: str, jobs: int) -> Iterator[Sequence[Run]]:
+    """Lock `out` for the `runs`, write about.json where one of them is missing; yields them `resolved`."""
     runs = resolved(runs)
     check_runs(out, runs)
     lock = RunLock(out)
@@ -28,16 +43,9 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
     except ValueError as error:
         raise ValueError(str(error).replace("run_dir", "out", 1)) from error
     try:
-        work = Jobs(out, train)
-        if not all(work.is_finished(run) for run in runs):
+        if not all(map(Jobs(out, ()).is_finished, runs)):
             write_about(out / "about.json", comparison_facts(command, jobs))
-        work.train_all(runs, jobs)
-        if len(work.codes) < len(runs):
-            finished = f"{sum(code == 0 for code in work.codes.values())} of {len(runs)} runs finished"
-            print(f"stopped by {work.request.name}, {finished}; the same command continues")
-            return 128 + work.request.number
-        report(out, runs, work.codes)
-        return int(any(work.codes.values()))
+        yield runs
     finally:
         lock.release()
 
@@ -53,7 +61,7 @@ def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
     draw(out, runs, summaries)
     print_table(summaries)
     for run in runs:
-        if code := codes[run.name]:
+        if (code := codes[run.name]) not in (0, OUT_OF_TIME):
             log = out / f"{run.name}.log"
             print(
                 f"{run.name} failed with exit status {code}: {last_line(log)} (see {log}); the same command retries it"

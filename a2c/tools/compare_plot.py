@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from a2c.metrics.files import write_atomically
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.plots import Curve, colours, draw_runs, picture, time_unit
-from a2c.metrics.results import moving_mean, read_finished
+from a2c.tools.read_run import Series, read_series
 from a2c.tools.runs import Run
 from a2c.tools.summary import Row, show_score
 
@@ -22,11 +23,15 @@ def draw(out: Path, runs: Sequence[Run], summaries: Sequence[Row]) -> None:
     figure = Figure(figsize=(11, 4.5 + 0.1 * len(summaries)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     colour_of = colours(len(summaries))
-    curves = {run.name: _curve(out / run.name) for run in runs}
-    longest = max((seconds[-1] for _, seconds, means in curves.values() if len(means)), default=0.0)
+    curves: dict[str, Series] = {}
+    for run in runs:
+        with suppress(OSError, ValueError):  # it has failed before its first episode
+            curves[run.name] = read_series(out / run.name)
+    longest = max((curve.seconds[-1] for curve in curves.values() if len(curve.values)), default=0.0)
     title, unit = time_unit(longest)
     for place, summary in enumerate(summaries):
-        shown = [curves[run.name] for run in runs if run.setting == summary["setting"] and len(curves[run.name][0])]
+        named = [curves[run.name] for run in runs if run.setting == summary["setting"] and run.name in curves]
+        shown = [curve for curve in named if len(curve.values)]
         draw_runs(left, [Curve(steps / 1e6, means) for steps, _, means in shown], colour_of(place), _label(summary))
         draw_runs(right, [Curve(seconds / unit, means) for _, seconds, means in shown], colour_of(place))
     for axes in (left, right):
@@ -40,15 +45,6 @@ def draw(out: Path, runs: Sequence[Run], summaries: Sequence[Row]) -> None:
     figure.legend(title=note, loc="outside lower center", ncols=columns, fontsize=8, title_fontsize=8)
     figure.suptitle(_title(runs))
     write_atomically(out / "compare.png", picture(figure))
-
-
-def _curve(run_dir: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Decisions, seconds and moving mean at the episodes of a run; empty where it has failed before the first."""
-    try:
-        episodes = read_finished(run_dir)
-    except (OSError, ValueError):
-        return np.empty(0), np.empty(0), np.empty(0)
-    return episodes["env_steps"], episodes["seconds"], moving_mean(episodes["score"])
 
 
 def _label(summary: Row) -> str:

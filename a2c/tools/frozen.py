@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from a2c.config.config import Config
-from a2c.metrics.files import CsvTable, read_table
-from a2c.metrics.results import read_episodes
+from a2c.metrics.files import CsvTable
+from a2c.metrics.results import read_episodes, read_evaluations
 from a2c.processes.errors import WorkerError
 from a2c.processes.start import stop_with_input
 from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint
@@ -25,8 +25,8 @@ CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1
 
 
 def command(run_dir: Path, target: float, threads: int) -> list[str]:
-    """The command line of a process that calls `evaluate_kept`."""
-    return [sys.executable, "-c", CODE, str(run_dir), str(target), str(threads)]
+    """The command line of a process that calls `evaluate_kept`, to be started with the variables of `same_modules`."""
+    return [sys.executable, "-P", "-c", CODE, str(run_dir), str(target), str(threads)]
 
 
 def main(run_dir: str, target: str, threads: str) -> int:
@@ -115,12 +115,8 @@ def first_candidate(episodes: dict[str, np.ndarray], target: float, num_envs: in
 
 def evaluated(run_dir: Path) -> dict[int, float]:
     """Mean score of each policy of a run that was evaluated, by its env_steps."""
-    try:
-        table = read_table(run_dir / "evaluations.csv", ("env_steps", "mean"))
-    except FileNotFoundError:
-        return {}
-    rows = np.stack(list(table.values()), axis=1)
-    return {int(steps): float(mean) for steps, mean in rows[np.isfinite(rows).all(axis=1)]}
+    table = read_evaluations(run_dir)
+    return {int(steps): float(mean) for steps, mean in zip(*table.values(), strict=True)}
 
 
 def first_frozen(run_dir: Path, target: float) -> int | None:

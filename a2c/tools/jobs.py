@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -19,8 +21,10 @@ from a2c.metrics.console import QuietConsole
 from a2c.metrics.files import read_object, write_atomically
 from a2c.metrics.text import format_duration
 from a2c.processes.signals import StopRequest, stop_on_signals
+from a2c.processes.start import same_modules
 from a2c.run.checkpoint import LATEST
 from a2c.tools.frozen import command
+from a2c.tools.read_run import number_in
 from a2c.tools.runs import Run
 from a2c.tools.summary import row_of, show_score
 
@@ -68,8 +72,9 @@ class Jobs:
     ended, by its name: 0 once it is trained and its kept policies are evaluated.
     """
 
-    def __init__(self, out: Path, train: Sequence[str]) -> None:
-        self.out, self.train = out, list(train)
+    def __init__(self, out: Path, train: Sequence[str], deadline: float = math.inf) -> None:
+        """`deadline`: when, by `time.monotonic`, all runs are stopped as by a signal."""
+        self.out, self.train, self.deadline = out, list(train), deadline
         self.request = StopRequest()
         self.ended = self._read()
         self.codes: dict[str, int] = {}
@@ -77,9 +82,18 @@ class Jobs:
         self.lock = threading.Lock()  # of what the threads share
 
     def is_finished(self, run: Run) -> bool:
-        """Whether a run needs no process any more."""
-        status = {"exit_status": 0, "stop_after": run.config.stop_after}
-        return self.ended.get(run.name) == status and (self.out / run.name / LATEST).exists()
+        """Whether a run needs no process any more: it has ended well, where it shall stop or later."""
+        status: object = self.ended.get(run.name)
+        if not isinstance(status, dict):
+            return False
+        stopped, stop = number_in(status, "stop_after"), run.config.stop_after  # 0: at its end
+        far_enough = stopped is not None and (stopped == 0 or 0 < stop <= stopped)
+        return number_in(status, "exit_status") == 0 and far_enough and (self.out / run.name / LATEST).exists()
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the deadline has stopped the runs."""
+        return self.request.number == signal.SIGALRM
 
     def train_all(self, runs: Sequence[Run], jobs: int) -> None:
         """Train all `runs`, `jobs` at a time, until the first SIGINT or SIGTERM, which is passed on to them.
@@ -101,6 +115,8 @@ class Jobs:
                     for job in done:
                         job.result()  # raises what the thread raised
                     lines.show(len(self.codes), len(self.running))
+                    if time.monotonic() >= self.deadline:
+                        self.request.handle(signal.SIGALRM, None)
             except BaseException as error:
                 self.request.handle(signal.SIGTERM, None)
                 if isinstance(error, KeyboardInterrupt):
@@ -150,7 +166,9 @@ class Jobs:
         with open(log, "ab") as file:
             file.write(f"--- {title}\n".encode())
             file.flush()
-            with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=file, stderr=file) as process:
+            with subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=file, stderr=file, env=same_modules()
+            ) as process:
                 with self.lock:
                     self.running.add(process)
                 try:

@@ -12,19 +12,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from a2c.config.validation import check_choice
-from a2c.metrics.files import check_out, read_object, read_table, write_atomically
+from a2c.metrics.files import check_out, read_object, write_atomically
 from a2c.metrics.logger import METRICS
 from a2c.metrics.plots import Curve, colours, draw_runs, picture, time_unit
-from a2c.metrics.results import finite_rows, moving_mean, read_finished
 from a2c.metrics.text import format_number
-from a2c.tools.read_run import frames_per_decision, number_in
+from a2c.tools.read_run import SCORE, frames_per_decision, number_in, read_series
 from a2c.tools.runs import FREE
 
 KINDS = (".png", ".svg")
-SCORE = "reward_100"
 NAMES = ("env", "preset", "algorithm")  # settings by which groups are named if that tells them apart
 MOST = 4  # settings in the name of a group
 X = Literal["decisions", "frames", "seconds"]
+
+
+class Middle(NamedTuple):
+    """How several runs are drawn: a line for the median or interquartile mean, a band for its interval or the range."""
+
+    iqm: bool = False
+    interval: bool = False
 
 
 class Plotted(NamedTuple):
@@ -56,13 +61,15 @@ class PlottedRun:
         return json.dumps(kept, sort_keys=True) if kept else str(self.run_dir)
 
 
-def plot(paths: Sequence[Path], out: Path, x: X = "decisions", metric: str = SCORE, iqm: bool = False) -> Plotted:
+def plot(
+    paths: Sequence[Path], out: Path, x: X = "decisions", metric: str = SCORE, iqm: bool = False, interval: bool = False
+) -> Plotted:
     """Draw `metric` of the runs in `paths` against `x` to `out`, a PNG or SVG file.
 
     A path is a run directory, or one that holds run directories, such as that of a comparison. Runs with the same
     settings but for the seed are one group: a line for their median, or interquartile mean (`iqm`), and a band from
-    the lowest to the highest. Raises ValueError for a bad argument and for a run without a value of `metric`, OSError
-    where a file cannot be read or written.
+    the lowest to the highest, or the line's 95 % interval (`interval`). Raises ValueError for a bad argument and for a
+    run without a value of `metric`, OSError where a file cannot be read or written.
     """
     check_choice("metric", metric, tuple(METRICS))
     check_out(out, KINDS)
@@ -70,7 +77,7 @@ def plot(paths: Sequence[Path], out: Path, x: X = "decisions", metric: str = SCO
     groups: dict[str, list[PlottedRun]] = {}
     for run in runs:
         groups.setdefault(run.group(), []).append(run)
-    _draw(list(groups.values()), out, x, metric, iqm)
+    _draw(list(groups.values()), out, x, metric, Middle(iqm, interval))
     return Plotted(len(runs), len(groups), left_out)
 
 
@@ -115,24 +122,14 @@ def _in_order_of_seeds(run_dir: Path) -> tuple[Path, int, str]:
 
 
 def _read_run(run_dir: Path, metric: str) -> PlottedRun:
-    settings = read_object(run_dir / "config.json")
-    try:
-        if metric == SCORE:
-            table = read_finished(run_dir)
-            values = moving_mean(table["score"])
-        else:
-            table = finite_rows(read_table(run_dir / "metrics.csv", ("env_steps", "seconds", metric)))
-            values = table[metric]
-    except FileNotFoundError:
-        table, values = {}, np.empty(0)
-    return PlottedRun(run_dir, settings, table.get("env_steps", values), table.get("seconds", values), values)
+    return PlottedRun(run_dir, read_object(run_dir / "config.json"), *read_series(run_dir, metric))
 
 
 def _missing(run_dir: Path, metric: str) -> str:
     return f"{run_dir} must have {'a finished episode' if metric == SCORE else f'a value of {metric}'}"
 
 
-def _draw(groups: Sequence[Sequence[PlottedRun]], out: Path, x: X, metric: str, iqm: bool) -> None:
+def _draw(groups: Sequence[Sequence[PlottedRun]], out: Path, x: X, metric: str, middle: Middle) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     runs = [run for group in groups for run in group]
@@ -141,7 +138,9 @@ def _draw(groups: Sequence[Sequence[PlottedRun]], out: Path, x: X, metric: str, 
     title, per_unit = _unit(x, max(run.curve(x, 1.0).x[-1] for run in runs))
     colour_of = colours(len(groups))
     for place, (name, group) in enumerate(zip(group_names(groups), groups, strict=True)):
-        draw_runs(axes, [run.curve(x, per_unit) for run in group], colour_of(place), _label(name, group, iqm), iqm)
+        draw_runs(
+            axes, [run.curve(x, per_unit) for run in group], colour_of(place), _label(name, group, middle), *middle
+        )
     if metric == SCORE:
         targets = {number_in(run.settings, "target_score") for run in runs}
         for target in sorted(value for value in targets if value is not None):
@@ -176,10 +175,12 @@ def group_names(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
     return by_directory
 
 
-def _label(name: str, group: Sequence[PlottedRun], iqm: bool) -> str:
+def _label(name: str, group: Sequence[PlottedRun], middle: Middle) -> str:
     if len(group) == 1:
         return _plain(f"{name}, seed {group[0].settings.get('seed', 'unknown')}")
-    return _plain(f"{name}: {'interquartile mean' if iqm else 'median'} of {len(group)} runs, band: lowest to highest")
+    line, band = ("interquartile mean" if middle.iqm else "median"), "lowest to highest"
+    band = "95 % interval" if middle.interval else band
+    return _plain(f"{name}: {line} of {len(group)} runs, band: {band}")
 
 
 def _title(runs: Sequence[PlottedRun]) -> str:

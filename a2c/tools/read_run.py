@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +17,31 @@ import numpy as np
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.single import is_atari
 from a2c.metrics.files import BLOCK, open_regular, read_table
+from a2c.metrics.results import finite_rows, moving_mean, read_finished
+
+SCORE = "reward_100"  # the metric that is read from episodes.csv
+
+
+class Series(NamedTuple):
+    """Values of a run, all finite: three arrays `[points]`, `env_steps` in rising order."""
+
+    env_steps: np.ndarray
+    seconds: np.ndarray
+    values: np.ndarray
+
+
+def read_series(run_dir: Path, metric: str = SCORE) -> Series:
+    """A column of a run's metrics.csv, or, for the default, the mean of the last 100 episodes at each of them.
+
+    Empty where there is no file. OSError or ValueError where it cannot be read or has no such column.
+    """
+    try:
+        if metric == SCORE:
+            table = read_finished(run_dir)
+            return Series(table["env_steps"], table["seconds"], moving_mean(table["score"]))
+        return Series(*finite_rows(read_table(run_dir / "metrics.csv", ("env_steps", "seconds", metric))).values())
+    except FileNotFoundError:
+        return Series(np.empty(0), np.empty(0), np.empty(0))
 
 
 def number_in(settings: dict[str, Any], name: str) -> float | None:

@@ -13,7 +13,13 @@ from a2c.tools.report_data import check_run, read_report
 
 PAGE = Path(__file__).parent / "page"  # template, style and script
 LIMIT = 8_000_000  # bytes of a page; of these, plotly takes 4.8 million
-CHARTS = (  # id in the page, title, how to read it
+FILM_LIMIT = 1_800_000  # bytes of a film; in a page it takes 4 for 3
+CHARTS = (  # id in the page, title, how to read it; one without a value is not shown
+    (
+        "evaluations",
+        "Evaluations",
+        "The frozen policy after so many decisions: mean, lowest and highest of its episodes.",
+    ),
     ("losses", "Losses", "Of the last minibatch before each row, so noisy."),
     ("entropy", "Entropy", "Falls slowly from log A, the uniform policy over A actions."),
     (
@@ -22,6 +28,11 @@ CHARTS = (  # id in the page, title, how to read it
         "1 is a perfect value head, 0 one that has learned nothing. Values below -1 are cut off.",
     ),
     ("approx_kl", "approx_kl", "How far the policy moves from the one that acted: 0.01 to 0.1 is usual."),
+    (
+        "ratios",
+        "Importance ratios",
+        "Mean above 0.8 is usual; with several epochs, about half of the ratios are clipped.",
+    ),
     ("shares", "Where the time goes", "Shares of wall time; the rest is logging and waiting."),
 )
 FILMS = {  # name of a file in the run directory: its type, and where in it stands which mark
@@ -72,10 +83,7 @@ def make_page(run_dir: Path, data: dict[str, Any], every: float = 0) -> bytes:
         **{"charts": CHARTS, "policy": policy(nonce, live=every > 0), "plotly": Markup(get_plotlyjs())},
         **{"style": Markup((PAGE / "report.css").read_text()), "script": Markup((PAGE / "report.js").read_text())},
     }
-    page = template.render(values, film=None)
-    if film := find_film(run_dir, LIMIT - len(page.encode())):
-        page = template.render(values, film=film)
-    return page.encode("utf-8", "replace")
+    return template.render(values, film=find_film(run_dir)).encode("utf-8", "replace")
 
 
 def policy(nonce: str, live: bool) -> str:
@@ -84,8 +92,8 @@ def policy(nonce: str, live: bool) -> str:
     return rules + "media-src data:; base-uri 'none'; form-action 'none'" + "; connect-src 'self'" * live
 
 
-def find_film(run_dir: Path, room: int) -> Film | None:
-    """The first of `FILMS` that is in the run directory, embedded where it takes at most `room` bytes.
+def find_film(run_dir: Path) -> Film | None:
+    """The first of `FILMS` that is in the run directory, embedded where it has at most `FILM_LIMIT` bytes.
 
     Links, and files that are no film, do not count: a run directory from somebody else must not put other files of
     this machine into a page.
@@ -95,7 +103,7 @@ def find_film(run_dir: Path, room: int) -> Film | None:
         if path.is_symlink() or not path.is_file():
             continue
         with open(path, "rb", opener=open_regular) as file:
-            content = file.read(room * 3 // 4)
+            content = file.read(FILM_LIMIT)
             more = file.read(1)
         if content[place : place + len(mark)] == mark:
             text = "" if more else f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -15,7 +15,7 @@ import numpy as np
 from a2c.metrics.files import read_object, read_table
 from a2c.metrics.logger import METRICS
 from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
-from a2c.metrics.results import best_mean, first_passage, moving_mean, read_finished
+from a2c.metrics.results import best_mean, finite_rows, first_passage, moving_mean, read_finished
 from a2c.metrics.text import format_duration, format_number, format_score
 from a2c.tools.model_card import model_card
 from a2c.tools.read_run import number_in, read_columns
@@ -25,9 +25,12 @@ Table = dict[str, np.ndarray]
 POINTS = 3000  # of a series; of longer ones, as many that lie evenly apart
 RUN_FILES = ("config.json", "episodes.csv", "metrics.csv")
 SHOWN = (  # columns of metrics.csv that the page draws
-    *("loss_policy", "loss_value", "loss_entropy", "entropy", "explained_variance", "approx_kl"),
+    *("loss_policy", "loss_value", "loss_entropy", "entropy", "explained_variance", "approx_kl", "ratio"),
+    "clip_fraction",
     *("share_env", "share_act", "share_learn"),
 )
+
+EVALUATED = ("mean", "min", "max")  # columns of evaluations.csv that it draws
 
 
 def read_report(run_dir: Path) -> dict[str, Any]:
@@ -48,6 +51,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
         "window": WINDOW,
         "episodes": _series(episodes | {"mean": moving_mean(episodes["score"])}, ("score", "mean")),
         "metrics": _series(metrics, SHOWN),
+        "evaluations": _series(_read_evaluations(run_dir, episodes, metrics), EVALUATED),
     }
 
 
@@ -64,6 +68,17 @@ def _read_episodes(run_dir: Path) -> Table:
         return read_finished(run_dir)
     except FileNotFoundError:
         return {name: np.empty(0) for name in EPISODE_COLUMNS}
+
+
+def _read_evaluations(run_dir: Path, *timed: Table) -> Table:
+    """The rows of evaluations.csv, and the seconds at which the run had made such decisions, by the rows of `timed`."""
+    table = read_columns(run_dir / "evaluations.csv", ("env_steps", *EVALUATED))
+    known = [finite_rows({name: one[name] for name in ("env_steps", "seconds")}) for one in timed if "seconds" in one]
+    steps, seconds = (np.concatenate([one[name] for one in known]) for name in ("env_steps", "seconds"))
+    if "env_steps" not in table or not len(steps):
+        return {}
+    order = np.argsort(steps, kind="stable")
+    return table | {"seconds": np.interp(table["env_steps"], steps[order], seconds[order])}
 
 
 def _series(table: Table, names: tuple[str, ...]) -> dict[str, list[float | None]]:

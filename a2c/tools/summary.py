@@ -14,14 +14,24 @@ from rich.table import Table
 
 from a2c.metrics.files import read_table, write_atomically
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import best_mean, finite_rows, first_passage, interval_of_median, median, read_finished
+from a2c.metrics.results import (
+    best_mean,
+    finite_rows,
+    first_passage,
+    interval_of_median,
+    median,
+    moving_mean,
+    read_finished,
+)
 from a2c.metrics.text import format_duration, format_score
 from a2c.tools.frozen import first_frozen
 from a2c.tools.runs import Run
 
 Row = dict[str, Any]
+OUT_OF_TIME = 124  # exit status, as that of timeout(1), of a run that a budget of time has ended
 FIGURES = (  # of a run; speeds are means over the whole run, without the start of its workers
-    *("env_steps", "seconds", "steps_per_second", "updates_per_second", "best", "steps_to_target", "seconds_to_target"),
+    *("env_steps", "seconds", "steps_per_second", "updates_per_second", "best", "last"),
+    *("steps_to_target", "seconds_to_target"),
     *("frozen_steps_to_target", "policy_lag"),
 )
 
@@ -44,7 +54,7 @@ def row_of(out: Path, run: Run, exit_status: int) -> Row:
 def _figures(run_dir: Path, target: float | None) -> Row:
     episodes, last = read_finished(run_dir), _last_row(run_dir / "metrics.csv")
     lags, best = read_table(run_dir / "metrics.csv", ("policy_lag",))["policy_lag"], best_mean(episodes)
-    lags = lags[np.isfinite(lags)]
+    lags, means = lags[np.isfinite(lags)], moving_mean(episodes["score"])
     steps, seconds = (None if target is None else first_passage(episodes, target)) or ("", "")
     frozen = None if target is None else first_frozen(run_dir, target)
     return {
@@ -53,6 +63,7 @@ def _figures(run_dir: Path, target: float | None) -> Row:
         "steps_per_second": round(last["env_steps"] / last["seconds"], 1),
         "updates_per_second": round(last["updates"] / last["seconds"], 1),
         "best": round(best, 2) if np.isfinite(best) else "",
+        "last": round(float(means[-1]), 2) if len(means) else "",
         "steps_to_target": steps,
         "seconds_to_target": seconds,
         "frozen_steps_to_target": "" if frozen is None else frozen,
@@ -83,7 +94,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
 
 
 def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
-    first, best = runs[0], median(np.array([-np.inf if row["best"] == "" else row["best"] for row in rows]))
+    first, best, last = runs[0], _median_score(rows, "best"), _median_score(rows, "last")
     has_target = first.config.target_score is not None
     steps = _missed_as_infinite(rows, "steps_to_target") if has_target else None
     seconds = _missed_as_infinite(rows, "seconds_to_target") if has_target else None
@@ -92,7 +103,7 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "setting": first.setting,
         **first.varied,
         "runs": len(runs),
-        "failed": sum(row["exit_status"] != 0 for row in rows),
+        "failed": sum(row["exit_status"] not in (0, OUT_OF_TIME) for row in rows),
         "target": first.config.target_score if has_target else "",
         "budget": first.budget,
         "solved": "" if steps is None else int(np.isfinite(steps).sum()),
@@ -102,7 +113,12 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "frozen_solved": "" if frozen is None else int(np.isfinite(frozen).sum()),
         **_median("frozen_steps_to_target", frozen),
         "median_best": best if np.isfinite(best) else "",
+        "median_last": last if np.isfinite(last) else "",
     }
+
+
+def _median_score(rows: Sequence[Row], name: str) -> float:
+    return median(np.array([-np.inf if row[name] == "" else row[name] for row in rows]))
 
 
 def _missed_as_infinite(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -131,8 +147,11 @@ def make_table(summaries: Sequence[Row]) -> Table:
     """The table of `summarise` for a terminal; a column that is empty for all settings is left out."""
     caption = "medians over all seeds with 95 % intervals;\na run that missed its target counts as the longest"
     table = Table(caption=caption, show_lines=True)
+    differ = len({row["budget"] for row in summaries}) > 1
+    early = differ or any(row["median_best"] == "" for row in summaries)
     columns = {
         "setting": [row["setting"].replace(",", ",\n") for row in summaries],
+        "decisions\nper run": [f"{row['budget']:,}" if differ else "" for row in summaries],
         "reach\ntarget": [f"{row['solved']} of {row['runs']}" if row["target"] != "" else "" for row in summaries],
         "decisions\nto target": [format_interval(row, "steps_to_target").replace(" (", "\n(") for row in summaries],
         "worst": [format_steps(row, "worst_steps_to_target") for row in summaries],
@@ -140,6 +159,7 @@ def make_table(summaries: Sequence[Row]) -> Table:
         "frozen policy:\ndecisions to target": [
             format_interval(row, "frozen_steps_to_target").replace(" (", "\n(") for row in summaries
         ],
+        f"last mean,\nup to {WINDOW}": [show_score(row["median_last"]) if early else "" for row in summaries],
         f"best mean\nof {WINDOW}": [show_score(row["median_best"]) for row in summaries],
         "failed": [str(row["failed"] or "") for row in summaries],
     }

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from a2c.run.run_dir import LOCK
 from a2c.tools.report import make_page
 from a2c.tools.report_data import check_run, read_report
 
@@ -45,8 +46,8 @@ def make_server(run_dir: Path, port: int = 0, every: float = EVERY) -> Server:
     """A server of the page and its data, which listens; raises as `watch` does."""
     if port and port not in PORTS:
         raise ValueError(f"port must be 0 or at least {PORTS[0]} and at most {PORTS[-1]}, got {port}")
-    if not run_dir.is_dir() or any(path.is_dir() for path in run_dir.iterdir()):
-        check_run(run_dir)  # a run that starts has no directories before its first files
+    if not run_dir.is_dir() or not (run_dir / LOCK).is_file() or any(path.is_dir() for path in run_dir.iterdir()):
+        check_run(run_dir)  # a run that starts has a lock, and no directories before its first files
     make_page(run_dir, read_report(run_dir))  # ValueError without the extra, or for a damaged file
     try:
         return Server((HOST, port), partial(Handler, run_dir, every))

@@ -93,8 +93,11 @@ def table(name: str) -> str:
     if name not in COMMANDS:
         raise PluginError(f"there is no command {name}")
     kind = COMMANDS[name]
-    texts = {one.arg_name: one.description for one in docstring_parser.parse_from_object(kind).params}
-    rows, sections, hints = [], _sections(kind), get_type_hints(kind, include_extras=True)
+    classes = [one for one in reversed(kind.__mro__) if dataclasses.is_dataclass(one)]  # that it inherits first
+    texts = {
+        one.arg_name: one.description for part in classes for one in docstring_parser.parse_from_object(part).params
+    }
+    rows, sections, hints = [], _sections(classes[0]), get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         if field.name in sections:
             rows += [f"\n**{sections[field.name].capitalize()}**\n"] if len(sections) > 1 else []
@@ -129,6 +132,9 @@ def _values(hint: Any) -> str:
     if allowed is not None:
         low, high = _number(allowed.low), _number(allowed.high)
         return f"above {low}, to {high}" if allowed.above else f"{low} to {high}"
+    named = next((note.metavar for note in notes if getattr(note, "metavar", None)), None)
+    if named is not None:
+        return str(named).lower().replace("|", " or ")
     names = {bool: "flag", str: "text", int: "integer", tuple[str, ...]: "texts"}
     return names.get(inner, "path")
 

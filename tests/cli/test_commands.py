@@ -17,6 +17,7 @@ import a2c
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_command, parse_config
 from a2c.config.config import PRESETS, Config
+from a2c.processes.start import same_modules
 from a2c.run.run_dir import RunLock
 
 REFUSED = [  # arguments, and what the line must contain
@@ -43,7 +44,7 @@ REFUSED = [  # arguments, and what the line must contain
     (["--env", "MountainCarContinuous-v0"], ["env must have a discrete action space", "MountainCarContinuous-v0"]),
     (["--env", "CartPole-v1", "--terminal-on-life-loss"], ["terminal_on_life_loss", "CartPole-v1"]),
     (["--env", "CartPole-v1", "--seed", str(2**31 - 1), "--threads", "2", "--num-envs", "16"], ["seed must be"]),
-    (["--resume", "no/such/run"], ["resume must be a run directory", "no/such/run"]),
+    (["--resume", "no/such/run"], ["resume must be a run directory", "got 'no/such/run' (No such file or directory)"]),
     (["leftover"], ["leftover"]),
 ]
 if importlib.util.find_spec("Box2D") is None:
@@ -171,13 +172,14 @@ def test_main_without_enough_memory_ends_in_one_line(command, capsys, monkeypatc
 
 def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
     for args, words in {
-        "--help": ["train", "Train an agent.", "evaluate", "record", "export", "compare"],
+        "--help": ["--version", "train", "Train an agent.", "evaluate", "record", "export", "compare"],
         "train --help": ["a2c train", "Learning", "--num-envs 50", "--seed 0", "--help-all"],
         "train --help-all --preset pong-fast": ["a2c train", "--num-envs", "(default: 32)", "--entropy-hold"],
         "evaluate --help": ["a2c evaluate", "PATH", "--episodes"],
         "record --help": ["a2c record", "PATH", "--out"],
         "export --help": ["a2c export", "PATH", "--half"],
         "compare --help": ["a2c compare", "PATH", "--vary", "--seeds", "--jobs"],
+        "sweep --help": ["a2c sweep", "PATH", "--vary", "--jobs", "--budget"],
         "report --help": ["a2c report", "PATH", "--out"],
         "watch --help": ["a2c watch", "PATH", "--port", "--no-open"],
         "plot --help": ["a2c plot", "PATH", "--out", "--metric", "--iqm"],
@@ -202,6 +204,15 @@ def test_main_prints_a_shell_completion_for_all_commands(capsys):
         cli.main(["--tyro-print-completion", "bash"])
     out = capsys.readouterr().out
     assert not end.value.code and "--num-envs" in out and "--episodes" in out
+
+
+def test_a_run_of_a_comparison_imports_nothing_of_the_working_directory(tmp_path):
+    for name in ("json", "random", "a2c"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*cli.TRAIN, "--help"], **pipes, env=same_modules(), cwd=tmp_path) as process:
+        assert b"--rollout-steps" in process.stdout.read() and process.wait(60) == 0
+        assert process.stderr.read() == b"" and not (tmp_path / "executed").exists()
 
 
 def test_main_prints_the_version(capsys):

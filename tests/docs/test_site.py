@@ -157,3 +157,6 @@ def test_a_table_has_ranges_choices_and_defaults(generated):
     assert any(line.startswith("| `--learning-rate` | above 0, to 10 | `0.001` |") for line in lines)
     assert any(line.startswith("| `--algorithm` | `a2c`, `a3c`, `ga3c` | `a2c` |") for line in lines)
     assert "**Environments**" in lines
+    inherited = generated.table("sweep").splitlines()
+    assert inherited[0].startswith("| option |") and inherited[2].startswith("| `OUT` | path |")
+    assert inherited[-1].startswith("| `--budget` | decisions or time | `None` | Decisions of all runs")

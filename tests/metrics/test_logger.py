@@ -67,7 +67,7 @@ def test_run_logger_writes_scores_exactly(points, tmp_path):
     assert float(format_number(points)) == points
     logger = RunLogger(tmp_path, Config())
     logger.episodes(40, 1.5, [Episode(0, points, 900)])
-    logger.metrics(row_of(40, reward=points, reward_100=points, best_reward_100=points))
+    logger.metrics(row_of(40, **dict.fromkeys(SCORES, points)))
     logger.close()
     assert read_episodes(tmp_path)["score"].tolist() == [points]
     (row,) = rows(tmp_path / "metrics.csv")

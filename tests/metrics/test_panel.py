@@ -53,6 +53,13 @@ def test_panel_shows_loss_entropy_speed_shares_and_a_note():
         assert part in text
 
 
+def test_panel_shows_the_last_evaluation_where_there_is_one():
+    row = row_of(1500, speed=500.0, eval_score=15.25)
+    assert "evaluation  mean 15.2" in text_of(panel_of(row))
+    del row["eval_score"]
+    assert "evaluation" not in text_of(panel_of(row))
+
+
 def test_panel_estimates_the_time_to_the_target_from_the_slope_of_the_mean():
     def rows(slope):
         made = (

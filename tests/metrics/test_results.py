@@ -7,7 +7,15 @@ from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.logger import RunLogger
 from a2c.metrics.plots import draw_curve
-from a2c.metrics.results import interquartile_mean, interval_of_mean, interval_of_median, median, moving_mean, quantile
+from a2c.metrics.results import (
+    interquartile_mean,
+    interval_of_curves,
+    interval_of_mean,
+    interval_of_median,
+    median,
+    moving_mean,
+    quantile,
+)
 
 
 def test_moving_mean_by_hand():
@@ -37,6 +45,16 @@ def test_interval_of_a_median_reaches_infinity_where_half_of_the_runs_may_have_m
     low, high = interval_of_median(np.array([1.0, 2.0, 3.0, np.inf, np.inf]))
     assert low < 3.0 and high == np.inf
     assert interval_of_median(np.array([*range(1, 20), np.inf]))[1] < 20.0
+
+
+def test_the_interval_of_curves_is_that_of_the_statistic_at_each_point():
+    values = np.random.default_rng(1).normal(0.0, 1.0, (40, 3)) * [1.0, 10.0, 0.0] + [0.0, 0.0, 7.0]
+    low, high = interval_of_curves(values, lambda drawn: np.median(drawn, axis=0))
+    for point in range(2):
+        assert (low[point], high[point]) == pytest.approx(interval_of_median(values[:, point]), rel=0.2)
+    assert (low[2], high[2]) == (7.0, 7.0)
+    low, high = interval_of_curves(values, lambda drawn: drawn.mean(axis=0))
+    assert (low[0], high[0]) == pytest.approx(interval_of_mean(values[:, 0]), rel=0.2)
 
 
 def test_interquartile_mean_leaves_out_the_lowest_and_the_highest_quarter():

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from importlib.util import find_spec as find_module
 
@@ -122,7 +124,7 @@ def test_a_process_that_fails_or_hangs_costs_no_row_and_hardly_any_time(text, tm
     assert time.monotonic() - began < 10
     assert len(rows(tmp_path / "metrics.csv")) == 400
     messages = logger.messages()
-    assert logger.messages() == []
+    assert logger.messages() == [] and logger._wandb._output.closed
     if text == HANGS:
         assert messages == ["wandb: not every row has been sent yet; a process goes on trying for a minute or two"]
         os.killpg(logger._wandb._process.pid, signal.SIGKILL)
@@ -143,6 +145,17 @@ def test_rows_arrive_in_order_without_what_is_not_finite(tmp_path, monkeypatch):
     assert (arguments["project"], arguments["name"], arguments["dir"]) == ("a2c", tmp_path.name, str(tmp_path))
     assert arguments["config"]["seed"] == 7 and arguments["id"] == run_id(tmp_path)
     assert [json.loads(line) for line in lines] == [[i, {"score/reward": 0.1 * i}] for i in range(5000)]
+
+
+def test_the_process_sends_its_rows_though_nobody_listens_any_more():
+    code = f"import sys; sys.path.insert(0, {str(wandb_run.SCRIPT.parent)!r}); import wandb_process\n"
+    code += "wandb_process.send = lambda lines, tell: (next(lines), tell('late'), sys.exit(7))\nwandb_process.main()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        process.stdout.close()
+        process.stdin.write(b"row\n")
+        process.stdin.close()
+        assert process.wait(60) == 7
 
 
 def test_the_process_ends_with_the_training_that_is_killed_and_outlives_its_ctrl_c(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from runs import after_rollout, rows, tiny
-from toys import same
+from toys import same, wait_for
 
 from a2c.config.config import Config
 from a2c.run import evaluator
@@ -36,7 +36,7 @@ def wait_for_rows(run_dir, count, process):
 
 
 def test_a_run_with_evaluations_ends_with_the_same_parameters(without, tmp_path):
-    trainer = Trainer(tiny(tmp_path / "run", eval_every=160, eval_episodes=3))
+    trainer = Trainer(tiny(tmp_path / "run", eval_every=160, eval_episodes=3, log_every=1e-6))
     processes = []
 
     def wait(rollouts):
@@ -49,6 +49,8 @@ def test_a_run_with_evaluations_ends_with_the_same_parameters(without, tmp_path)
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert all(same(state[part], without[part]) for part in PARTS)
     table = rows(tmp_path / "run" / "evaluations.csv")
+    written = [row["eval_score"] for row in rows(tmp_path / "run" / "metrics.csv")]
+    assert written[0] == "" and float(table[0]["mean"]) in [float(mean) for mean in written if mean]
     assert [row["env_steps"] for row in table[:2]] == ["160", "320"] and list(kept_policies(tmp_path / "run"))[:1] == [
         160
     ]
@@ -75,6 +77,31 @@ def test_a_run_goes_on_where_no_process_can_be_started(tmp_path, monkeypatch, ca
     monkeypatch.setattr(evaluator.sys, "executable", str(tmp_path / "none"))
     assert Trainer(tiny(tmp_path / "run", eval_every=160)).run().exit_code == 0
     assert list(kept_policies(tmp_path / "run")) == [160, 320, 480]
+
+
+def test_a_run_that_goes_back_drops_the_later_evaluations(tmp_path):
+    run_dir, table = tmp_path / "run", "env_steps,episodes,mean,standard_deviation,min,max\n160,3,1,0,1,1\n"
+    run_dir.mkdir()
+    (run_dir / "evaluations.csv").write_text(table + "320,3,2,0,2,2\n")
+    one = evaluator.Evaluator(run_dir, Config(eval_every=160, env="CartPole-v1"))
+    assert one.metrics(480) == {"eval_score": 2.0} and one.metrics(200) == {"eval_score": 1.0} and one.metrics(0) == {}
+    one.start(320)
+    first = one.process
+    one.rewind(200)
+    try:
+        assert first.returncode == -signal.SIGKILL and one.process is not first
+        wait_for(lambda: (run_dir / "evaluations.csv").read_text().replace("\r", "") == table, 60)
+        assert one.metrics(480) == {"eval_score": 1.0}
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("text", ["", "env_steps,mean\n", "env_steps,episodes\n1,2\n", "env_steps,mean\n100,nan\n"])
+def test_a_table_without_a_mean_gives_no_metric(text, tmp_path):
+    (tmp_path / "evaluations.csv").write_text(text)
+    assert evaluator.Evaluator(tmp_path, Config(eval_every=160)).metrics(480) == {}
+    (tmp_path / "evaluations.csv").unlink()
+    assert evaluator.Evaluator(tmp_path, Config(eval_every=160)).metrics(480) == {}
 
 
 def test_eval_every_is_a_multiple_of_keep_policy_every():

@@ -50,8 +50,11 @@ def test_introduction_of_a3c_and_ga3c_counts_who_plays_and_says_where_environmen
     assert ga3c.startswith("ga3c: 1 actor, 8 sync environments x 32 steps")
 
 
-def test_introduction_names_tensorboard_only_where_it_is_installed(tmp_path, monkeypatch):
+def test_introduction_names_what_is_installed_to_watch_a_run(tmp_path, monkeypatch):
     config = Config.from_preset("cartpole", run_dir=tmp_path / "run")
+    monkeypatch.setattr(introduction, "HAS_PAGE", True)
+    assert shown(config)["to watch"] == f"a2c watch {tmp_path / 'run'}"
+    monkeypatch.setattr(introduction, "HAS_PAGE", False)
     monkeypatch.setattr(introduction, "HAS_BOARD", False)
     assert shown(config)["to watch"] == f"{tmp_path / 'run' / 'curve.png'}"
     monkeypatch.setattr(introduction, "HAS_BOARD", True)

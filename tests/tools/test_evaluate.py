@@ -367,6 +367,15 @@ def test_the_best_checkpoint_is_played_unless_another_is_named(good, tmp_path, c
     assert f"{run_dir / 'best.pt'}, after 10 decisions" in capsys.readouterr().out
 
 
+def test_evaluate_says_that_there_is_no_gpu(good, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["evaluate", str(good), "--episodes", "1", "--cuda", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert (
+        shown.err == "--cuda: torch finds no GPU here, so the CPU is used\n" and json.loads(shown.out)["episodes"] == 1
+    )
+
+
 def test_evaluate_prints_protocol_and_results(good, capfd, monkeypatch):
     rewards = iter(range(1, 1000))
     monkeypatch.setattr(Fragile, "step", lambda env, action: (np.zeros(2, np.float32), next(rewards), True, False, {}))

@@ -106,10 +106,13 @@ def test_a_process_that_cannot_be_started_is_a_failure(tmp_path, capfd):
 
 
 def test_a_finished_run_is_trained_on_to_a_later_stop(tmp_path):
-    trained(tmp_path, "end")
-    longer = [replace(run, config=replace(run.config, stop_after=5000)) for run in runs("end")]
-    assert Jobs(tmp_path, FAKE).is_finished(*runs("end")) and not Jobs(tmp_path, FAKE).is_finished(*longer)
-    Jobs(tmp_path, FAKE).train_all(longer, 1)
+    def run_to(stop_after):
+        return [replace(run, config=replace(run.config, stop_after=stop_after)) for run in runs("end")]
+
+    Jobs(tmp_path, FAKE).train_all(run_to(4000), 1)
+    finished = {stop: Jobs(tmp_path, FAKE).is_finished(*run_to(stop)) for stop in (3000, 4000, 5000, 0)}
+    assert finished == {3000: True, 4000: True, 5000: False, 0: False}
+    Jobs(tmp_path, FAKE).train_all(run_to(5000), 1)
     assert f"--resume {tmp_path}/x/seed-0 --stop-after 5000" in (tmp_path / "x/seed-0.log").read_text()
 
 
@@ -199,6 +202,20 @@ def test_policies_of_a_run_without_target_or_of_a_failed_one_are_not_evaluated(t
     work = Jobs(tmp_path, FAKE)
     work.train_all([replace(first, config=endless), replace(second, config=failing)], 1)
     assert work.codes == {"x/seed-0": 0, "x/seed-1": 1}
+
+
+def test_a_deadline_stops_all_runs_and_begins_no_other(tmp_path, capfd):
+    work = Jobs(tmp_path, FAKE, deadline=time.monotonic() + 2)
+    work.train_all(runs("wait", "end"), 1)
+    assert work.out_of_time and work.codes == {} and not (tmp_path / "x/seed-1").exists()
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["begin", "stop"]
+
+
+@pytest.mark.parametrize("status", [None, 3, [], {}, {"exit_status": 0}, {"exit_status": 0, "stop_after": "x"}])
+def test_a_run_with_a_strange_status_is_not_finished(status, tmp_path):
+    trained(tmp_path, "end")
+    (tmp_path / "status.json").write_text(json.dumps({"x/seed-0": status}))
+    assert not Jobs(tmp_path, FAKE).is_finished(*runs("end"))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "3", "[" * 100_000])

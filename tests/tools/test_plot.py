@@ -68,6 +68,18 @@ def test_iqm_is_the_mean_of_the_middle_half(drawn, tmp_path):
     assert legend[0] == "cartpole: interquartile mean of 4 runs, band: lowest to highest"
 
 
+@pytest.mark.parametrize("iqm", [False, True])
+def test_the_band_may_be_the_interval_of_the_line(drawn, tmp_path, iqm):
+    scores = np.random.default_rng(0).normal(300, 50, 12)
+    for seed, score in enumerate(scores):
+        make_run(tmp_path / f"seed-{seed}", score, seed)
+    axes, legend = drawn(tmp_path, iqm=iqm, interval=True)
+    (middle,), (band,) = set(np.round(lines(axes)[0].get_ydata(), 6)), bands(axes)
+    assert scores.min() < band.min() < middle < band.max() < scores.max()
+    assert 20 < band.max() - band.min() < 90  # a standard error of the mean is 14
+    assert legend[0].endswith("of 12 runs, band: 95 % interval")
+
+
 def test_runs_are_interpolated_on_a_common_grid_and_one_that_has_ended_keeps_its_last_value(drawn, tmp_path):
     for seed, (score, episodes) in enumerate(((100, 30), (200, 60), (600, 120))):
         make_run(tmp_path / f"seed-{seed}", score, seed, episodes)

@@ -62,6 +62,15 @@ def test_a_report_says_what_the_run_did(tmp_path):
     assert ("threads", "[1, 2]") in data["about"] and ("gamma", "0.99") in data["config"]
 
 
+def test_every_row_of_the_evaluations_is_drawn_at_the_decisions_and_the_time_of_its_policy(tmp_path):
+    run_dir = make_run(tmp_path / "run")  # 20 decisions per second
+    (run_dir / "evaluations.csv").write_text("env_steps,episodes,mean,min,max\n500,30,3.5,1,9\n1500,30,18.125,17,21\n")
+    assert read_report(run_dir)["evaluations"] == {
+        **{"env_steps": [500, 1500], "minutes": [0.416667, 1.25], "mean": [3.5, 18.125]},
+        **{"min": [1, 17], "max": [9, 21]},
+    }
+
+
 def test_an_evaluation_that_is_being_played_does_not_end_the_report(tmp_path):
     (make_run(tmp_path / "run") / "evaluation.json").touch()
     assert ("Evaluation", "evaluation.json is not complete") in read_report(tmp_path / "run")["summary"]
@@ -110,7 +119,7 @@ def test_a_film_in_the_directory_is_embedded(name, content, shown, tmp_path):
 def test_a_link_is_no_film(tmp_path):
     (tmp_path / "secret.gif").write_bytes(GIF)
     (make_run(tmp_path / "run") / "episode.gif").symlink_to(tmp_path / "secret.gif")
-    assert find_film(tmp_path / "run", 1000) is None
+    assert find_film(tmp_path / "run") is None
 
 
 class Elements(HTMLParser):
@@ -160,7 +169,7 @@ def test_a_page_draws_its_curves_without_a_network_and_runs_no_script_of_the_run
         for name, make in (("plain", make_run), ("evil", hostile_run)):
             write_report(make(tmp_path / name), tmp_path / f"{name}.html")
             page.open(f"file://{tmp_path}/{name}.html", width=390, height=844, dark=name == "evil")
-            page.until("document.querySelectorAll('.js-plotly-plot').length == 6")
+            page.until("document.querySelectorAll('.js-plotly-plot').length == 7")
             assert page.eval("document.querySelectorAll('#score .scatterlayer .trace').length") == 2
             assert page.eval("document.querySelector('#score .js-line').getBBox().width") > 200
             assert page.eval("document.documentElement.scrollWidth") == 390

@@ -41,6 +41,7 @@ def test_a_row_holds_the_setting_the_speeds_and_where_the_mean_of_a_hundred_reac
         "steps_per_second": 5.0,
         "updates_per_second": 2.2,
         "best": 476.0,
+        "last": 476.0,
         "steps_to_target": 10 * 193,
         "seconds_to_target": 193 / 2,
         "frozen_steps_to_target": 200,
@@ -65,7 +66,7 @@ def test_a_run_that_failed_before_it_wrote_anything_has_a_row(tmp_path):
 
 
 def empty_row():
-    columns = "setting gamma seed env_steps seconds steps_per_second updates_per_second best steps_to_target"
+    columns = "setting gamma seed env_steps seconds steps_per_second updates_per_second best last steps_to_target"
     return dict.fromkeys(f"{columns} seconds_to_target frozen_steps_to_target policy_lag exit_status".split(), "")
 
 
@@ -88,7 +89,8 @@ def rows_of(runs, steps, frozen=None, codes=None):
     """Rows of runs that reached the target after `steps` decisions, "" for a miss."""
     return [
         empty_row()
-        | {"setting": run.setting, "best": 480.0, "steps_to_target": at, "seconds_to_target": at and at / 100}
+        | {"setting": run.setting, "best": 480.0, "last": 470.0}
+        | {"steps_to_target": at, "seconds_to_target": at and at / 100}
         | {"frozen_steps_to_target": still, "exit_status": code}
         for run, at, still, code in zip(runs, steps, frozen or steps, codes or [0] * len(runs), strict=True)
     ]
@@ -150,6 +152,17 @@ def test_the_printed_table_shows_a_miss_as_more_than_the_budget_and_leaves_empty
     stopped = [replace(run, config=replace(run.config, stop_after=4000)) for run in runs]
     text = printed(summarise(stopped, rows_of(stopped, ["", "", ""], codes=[1, 0, 0])))
     assert "0 of 3" in text and "> 4,000" in text and "failed" in text
+
+
+def test_the_printed_table_shows_the_last_mean_where_runs_stopped_at_different_decisions_or_early():
+    runs = [run_of(0, total_env_steps=5000), run_of(0, "gamma=0.5", total_env_steps=5000)]
+    rows = rows_of(runs, [1000, 2000])
+    assert "last mean" not in printed(summarise(runs, rows))
+    runs[1] = replace(runs[1], config=replace(runs[1].config, stop_after=2500))
+    text = printed(summarise(runs, rows))
+    assert "last mean" in text and "470.0" in text and "5,000" in text and "2,500" in text
+    text = printed(summarise(runs[:1], [rows[0] | {"best": "", "last": 30.0}]))
+    assert "last mean" in text and "30.0" in text and "per run" not in text
 
 
 def test_the_printed_table_of_millions_of_decisions_needs_100_columns():

@@ -177,11 +177,13 @@ def test_a_browser_is_opened_where_there_is_a_desktop(variables, opened, tmp_pat
 
 def test_what_cannot_be_watched_is_refused_in_one_line(tmp_path, capsys):
     run_dir = make_run(tmp_path / "cmp" / "x" / "seed-0")
+    (tmp_path / "empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for args, part in {
             (str(tmp_path / "no"),): "run_dir must be a directory that exists",
             (str(tmp_path / "cmp"),): "run_dir must hold config.json or episodes.csv or metrics.csv of one run",
+            (str(tmp_path / "empty"),): "run_dir must hold config.json or episodes.csv or metrics.csv of one run",
             (str(run_dir), "--port", str(port)): f"port must be free, got {port}",
             (str(run_dir), "--port", "80"): "port must be 0 or at least 1024 and at most 65535, got 80",
             (str(run_dir), "--port", "65536"): "at most 65535, got 65536",

@@ -6,12 +6,16 @@ const AXES = {env_steps: ["decisions", "~s", ",d"], minutes: ["wall time (minute
 const CHARTS = [
   {id: "score", table: "episodes", title: "score (points of the game)", lines: [
     {name: "score", label: "one episode", dots: true}, {name: "mean", label: "mean of the last episodes"}]},
+  {id: "evaluations", table: "evaluations", title: "score (points of the game)", points: true, lines: [
+    {name: "mean", label: "mean"}, {name: "min", label: "lowest"}, {name: "max", label: "highest"}]},
   {id: "losses", table: "metrics", title: "", lines: [
     {name: "loss_policy", label: "policy"}, {name: "loss_value", label: "value"}, {name: "loss_entropy", label: "entropy"}]},
   {id: "entropy", table: "metrics", title: "nats", lines: [{name: "entropy", label: "entropy"}]},
   {id: "explained_variance", table: "metrics", title: "share", low: -1, lines: [
     {name: "explained_variance", label: "explained variance"}]},
   {id: "approx_kl", table: "metrics", title: "nats", lines: [{name: "approx_kl", label: "approx_kl"}]},
+  {id: "ratios", table: "metrics", title: "", lines: [
+    {name: "ratio", label: "mean, clipped at 1"}, {name: "clip_fraction", label: "share that was clipped"}]},
   {id: "shares", table: "metrics", title: "share of wall time", stacked: true, lines: [
     {name: "share_env", label: "environments"}, {name: "share_act", label: "acting"}, {name: "share_learn", label: "learning"}]},
 ];
@@ -30,8 +34,8 @@ function traces(chart, table, axis) {
   return chart.lines.filter((line) => table[line.name]).map((line) => ({
     x: table[axis],
     y: table[line.name],
-    name: line.name === "mean" ? `mean of the last ${data.window} episodes` : line.label,
-    mode: line.dots ? "markers" : table[axis].length > 1 ? "lines" : "markers",
+    name: line.label === "mean of the last episodes" ? `mean of the last ${data.window} episodes` : line.label,
+    mode: line.dots ? "markers" : chart.points ? "lines+markers" : table[axis].length > 1 ? "lines" : "markers",
     connectgaps: true,
     stackgroup: chart.stacked ? "shares" : undefined,
     hovertemplate: "%{y:.4~g}",
@@ -74,6 +78,7 @@ function draw() {
   for (const chart of CHARTS) {
     const box = element(chart.id), table = data[chart.table];
     const drawn = table[axis] ? traces(chart, table, axis).filter((trace) => trace.y.some((y) => y !== null)) : [];
+    box.closest("section").hidden = !drawn.length && chart.id !== "score";
     if (drawn.length) {
       if (!box.classList.contains("js-plotly-plot")) box.replaceChildren();
       Plotly.react(box, drawn, layout(chart, axis), SETTINGS);

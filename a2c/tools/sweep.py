@@ -1,0 +1,148 @@
+"""Sweep: search a grid of settings within a budget, by successive halving."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from a2c.metrics.results import first_passage, median, moving_mean, read_finished
+from a2c.tools.compare import opened, report
+from a2c.tools.jobs import Jobs
+from a2c.tools.read_run import number_in
+from a2c.tools.runs import Run
+from a2c.tools.summary import OUT_OF_TIME
+
+UNITS = {"s": 1, "m": 60, "h": 3600}  # of a budget of wall time, in seconds
+
+
+class Round(NamedTuple):
+    """How many of the best settings it trains, and where their runs stop: what comes first."""
+
+    settings: int
+    share: float  # of a run's total_env_steps
+    steps: float  # decisions of a run
+
+
+def parse_budget(text: str | None) -> tuple[float | None, float]:
+    """The decisions (None: no limit) and the seconds (infinite: no limit) of a budget such as 5e6, 90m or 2h."""
+    if text is None:
+        return None, math.inf
+    number = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d{1,2})?)([smh]?)", text.strip().lower())
+    if not number or float(number[1]) == 0.0:
+        raise ValueError(f"budget must be decisions such as 5e6, or a time such as 90m or 2h, got {text!r}")
+    amount = float(number[1])
+    return (None, amount * UNITS[number[2]]) if number[2] else (amount, math.inf)
+
+
+def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, command: str, budget: str | None) -> int:
+    """Train all settings of `runs` for a while, the better half for longer, and so on; write and print all results.
+
+    Successive halving (Jamieson & Talwalkar, 2016, "Non-stochastic best arm identification and hyperparameter
+    optimization"): every round has an equal share of `budget` where that is in decisions; otherwise the last one ends
+    with the runs' `total_env_steps`, each before it at half of the next. A budget of time ends the call. The same
+    command continues a sweep. Parameters, return value and errors are those of `compare`.
+    """
+    decisions, seconds = parse_budget(budget)
+    rounds = plan(runs, decisions)
+    with opened(out, runs, command, jobs) as runs:
+        work = Jobs(out, train, deadline=time.monotonic() + seconds)
+        ranked, codes = list(dict.fromkeys(run.setting for run in runs)), dict[str, int]()
+        reached = {run.name: run for run in runs}  # with the stop of the last round that it took part in
+        for number, one in enumerate(rounds, start=1):
+            todo = [until(run, one) for run in runs if run.setting in ranked[: one.settings]]
+            print(
+                f"round {number} of {len(rounds)}: {one.settings} settings, {len(todo)} runs, {_limits(todo)}",
+                flush=True,
+            )
+            work.train_all(todo, jobs)
+            reached |= {run.name: run for run in todo}
+            codes |= {run.name: OUT_OF_TIME for run in todo} | work.codes
+            complete = len(work.codes) == len(todo)
+            if complete or number == 1:  # else the order of the round before is the fairer one
+                ranked[: one.settings] = by_result(out, todo)
+            if complete:
+                continue
+            if not work.out_of_time:
+                print(f"stopped by {work.request.name} in round {number}; the same command continues")
+                return 128 + work.request.number
+            print(f"the budget of {budget} is used up in round {number}; the same command continues")
+            break
+        shown = [_as_trained(run, work.ended.get(run.name)) for run in reached.values()]
+        report(out, sorted(shown, key=lambda run: ranked.index(run.setting)), codes)
+        return int(any(code not in (0, OUT_OF_TIME) for code in codes.values()))
+
+
+def plan(runs: Sequence[Run], budget: float | None) -> list[Round]:
+    """The rounds of a sweep of all `runs` with at most `budget` decisions together (None: no limit)."""
+    settings = len({run.setting for run in runs})
+    if settings < 2:
+        raise ValueError(f"vary must make 2 settings or more, got {settings}")
+    rounds = math.ceil(math.log2(settings))
+    counts = [math.ceil(settings / 2**i) for i in range(rounds)]
+    if budget is None:
+        return [Round(count, 2.0 ** (i + 1 - rounds), math.inf) for i, count in enumerate(counts)]
+    seeds = len(runs) // settings
+    limits = np.cumsum([budget / (rounds * count * seeds) for count in counts])
+    least = max(run.config.num_envs * run.config.rollout_steps for run in runs)
+    if limits[0] < least:
+        raise ValueError(f"budget must give each run a rollout of {least} decisions, got {limits[0]:,.0f}")
+    return [Round(count, 1.0, float(limit)) for count, limit in zip(counts, limits, strict=True)]
+
+
+def until(run: Run, end: Round) -> Run:
+    """The run with a stop at the `end` of a round, after whole rollouts."""
+    total, rollout = run.config.total_env_steps, run.config.num_envs * run.config.rollout_steps
+    steps = min(end.share * total, end.steps)
+    stop = total if steps >= total else max(rollout, int(steps // rollout) * rollout)
+    return dataclasses.replace(_stopping(run, stop), flags=(*run.flags, "--stop-after", str(stop)))
+
+
+def _as_trained(run: Run, status: object) -> Run:
+    """The run with the stop in its `status`, which lies further where a sweep with another budget has trained it."""
+    stopped = number_in(status, "stop_after") if isinstance(status, dict) else None
+    return run if stopped is None else _stopping(run, max(int(stopped), run.config.stop_after))
+
+
+def _stopping(run: Run, stop: int) -> Run:
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, stop_after=stop))
+
+
+def by_result(out: Path, runs: Sequence[Run]) -> list[str]:
+    """The settings of `runs`, the best first."""
+    settings = dict.fromkeys(run.setting for run in runs)
+    return sorted(settings, key=lambda name: _standing(out, [run for run in runs if run.setting == name]))
+
+
+def _standing(out: Path, runs: Sequence[Run]) -> tuple[float, ...]:
+    """Where a setting stands, lower is better: medians over its seeds, the later of which break ties of the first."""
+    return tuple(
+        median(np.array(values)) for values in zip(*(_figures(out / run.name, run) for run in runs), strict=True)
+    )
+
+
+def _figures(run_dir: Path, run: Run) -> tuple[float, float]:
+    """Decisions to the target, and minus the mean of the last (up to) 100 episodes, at the run's stop.
+
+    Infinite where there is none, also for a run that has failed. No run has to have finished 100 episodes: where good
+    ones are long, that would favour the poor settings.
+    """
+    try:
+        episodes = read_finished(run_dir)
+    except (OSError, ValueError):
+        return math.inf, math.inf
+    episodes = {name: values[episodes["env_steps"] <= run.budget] for name, values in episodes.items()}
+    means, target = moving_mean(episodes["score"]), run.config.target_score
+    passage = None if target is None else first_passage(episodes, target)
+    return passage[0] if passage else math.inf, -means[-1] if len(means) else math.inf
+
+
+def _limits(runs: Sequence[Run]) -> str:
+    low, high = min(run.budget for run in runs), max(run.budget for run in runs)
+    return f"to {high:,} decisions" if low == high else f"to {low:,} to {high:,} decisions"
