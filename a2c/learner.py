@@ -61,6 +61,7 @@ class Learner:
                 if network:
                     check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
             self.net = net.to(compute.device)
+            compute.ranks.copy_first(self.net.state_dict().values())
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared.net, shared.optimizer

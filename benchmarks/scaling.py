@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from a2c.cli.flags import parse_config
-from a2c.compute.ranks import join_ranks
+from a2c.compute.torch_ranks import join_ranks
 from a2c.config.config import Config
 from a2c.metrics.files import read_table
 from a2c.run.about import machine_facts

@@ -24,7 +24,7 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
-from a2c.processes.errors import REPORTED_BY
+from a2c.processes.errors import REPORTED_BY, RankError, WorkerError
 from a2c.processes.signals import leave
 
 NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
@@ -46,9 +46,17 @@ def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
 
 
 def _reported_elsewhere(error: Exception) -> bool:
-    """A bad value is one for every rank: the first of a host reports it."""
-    same = isinstance(error, ValueError) and os.environ.get("LOCAL_RANK", "0") != "0"
-    return same or any(note.startswith(REPORTED_BY) for note in getattr(error, "__notes__", ()))
+    """Whether another rank shows it: the one that a note names; of what all find, the first of each host."""
+    if not _on_ranks():
+        return False
+    if names := [note for note in getattr(error, "__notes__", ()) if note.startswith(REPORTED_BY)]:
+        return bool(names[-1] != f"{REPORTED_BY} {os.environ['RANK']}")
+    return isinstance(error, ValueError | FloatingPointError) and os.environ["LOCAL_RANK"] != "0"
+
+
+def _on_ranks() -> bool:
+    """Whether torchrun has started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
@@ -56,6 +64,11 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        code = answer(*args, **kwargs)
+        # With torch 2.13, an exit of ranks that had been connected may abort in a destructor of C++.
+        return leave(code, at_once=True) if _on_ranks() else code
+
+    def answer(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return command(*args, **kwargs)
         except ValueError as error:
@@ -63,9 +76,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         except (OSError, FloatingPointError) as error:
             return _refuse(error, code=1)
         except (MemoryError, RuntimeError) as error:
-            from a2c.processes.errors import WorkerError
-
-            if isinstance(error, WorkerError):
+            if isinstance(error, RankError | WorkerError):
                 return _refuse(error, code=1)
             if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
                 raise
@@ -96,7 +107,6 @@ def train(args: Sequence[str] | None = None) -> int:
 
 
 def _train(config: Config) -> int:
-    from a2c.processes.errors import WorkerError
     from a2c.run.trainer import Trainer
 
     trainer = Trainer(config)
@@ -105,13 +115,11 @@ def _train(config: Config) -> int:
         with contextlib.suppress(OSError):  # the output may go to a full disk
             print(*trainer.introduction(), sep="\n", flush=True)
     try:
-        code = trainer.run().exit_code
+        return trainer.run().exit_code
     except WorkerError as error:
         if not _reported_elsewhere(error):
             print(error.trace, end="", file=sys.stderr)
         raise
-    # With torch 2.13, one exit in twenty of ranks that had been connected aborted in a destructor of C++.
-    return leave(code, at_once=trainer.ranks.size > 1)
 
 
 def _evaluate(options: Evaluate) -> int:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
-REPORTED_BY = "reported by rank"  # begins the note of an error that another rank of torchrun's shows
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+REPORTED_BY = "reported by rank"  # begins the note of an error that every rank of torchrun's raises, and one shows
+
+
+class RankError(RuntimeError):
+    """Another rank has ended or does not answer."""
 
 
 class WorkerError(RuntimeError):
@@ -17,6 +24,13 @@ class WorkerError(RuntimeError):
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
         self.trace = trace
+
+
+def with_notes_of(cause: BaseException, error: ErrorT) -> ErrorT:
+    """`error` with the notes of its `cause`."""
+    for note in getattr(cause, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 def worker_error(error: Exception, who: str = "an environment") -> WorkerError:

@@ -31,7 +31,7 @@ class StopRequest:
         return self.number != 0 or self.by_caller
 
     def join(self, requests: Sequence[StopRequest]) -> None:
-        """Take over what asked one of several ranks to stop."""
+        """Take over what asked any of several ranks to stop."""
         self.number = self.number or next((request.number for request in requests if request.number), 0)
         self.by_caller = self.by_caller or any(request.by_caller for request in requests)
 

@@ -21,7 +21,7 @@ from a2c.envs.single import Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import NetworkFn
 from a2c.policy import empty_network
-from a2c.processes.errors import WorkerError
+from a2c.processes.errors import RankError, WorkerError, with_notes_of
 
 FORMAT = 7
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
@@ -224,11 +224,12 @@ def raising_checkpoint_error(path: Path) -> Iterator[None]:
     """Turn what wrong content of a checkpoint raises inside into a CheckpointError."""
     try:
         yield
-    except (CheckpointError, WorkerError):
+    except (CheckpointError, RankError, WorkerError):
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        raise CheckpointError(f"checkpoint {path} holds a damaged state ({reason}){_advice(path)}") from error
+        damaged = CheckpointError(f"checkpoint {path} holds a damaged state ({reason}){_advice(path)}")
+        raise with_notes_of(error, damaged) from error
 
 
 def _advice(path: Path) -> str:

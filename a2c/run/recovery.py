@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from a2c.algorithms.base import Algorithm
 from a2c.config.config import Config
-from a2c.processes.errors import WorkerError
-from a2c.processes.signals import StopRequest
+from a2c.processes.errors import WorkerError, with_notes_of
 from a2c.run.outputs import RunOutputs
 from a2c.run.state import RunState
 
@@ -16,9 +16,16 @@ class Recovery:
     """Restarts the algorithm of a run, at most `max_worker_restarts` times in a row without progress."""
 
     def __init__(
-        self, config: Config, algorithm: Algorithm, state: RunState, outputs: RunOutputs, stop: StopRequest
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        state: RunState,
+        outputs: RunOutputs,
+        stopping: Callable[[], bool],
     ) -> None:
-        self.config, self.algorithm, self.state, self.outputs, self.stop = config, algorithm, state, outputs, stop
+        """`stopping()`: whether the run has been asked to stop, by agreement of all ranks."""
+        self.config, self.algorithm, self.state, self.outputs = config, algorithm, state, outputs
+        self.stopping = stopping
         self.restarts, self.failed_at = 0, -1  # in a row without progress; env_steps of the furthest failure
 
     def restart(self, error: WorkerError) -> None:
@@ -29,17 +36,18 @@ class Recovery:
         """
         while True:
             self._go_back()
-            if self.stop:
+            if self.stopping():
                 return
             if self.restarts > self.config.max_worker_restarts:
                 with suppress(OSError):
                     self.state.save_last(self.outputs)
-                raise WorkerError(f"{error} ({self.restarts} times without progress)", error.trace) from error
+                failed = WorkerError(f"{error} ({self.restarts} times without progress)", error.trace)
+                raise with_notes_of(error, failed) from error
             try:
                 continued = self.state.restart()
                 break
             except (WorkerError, ValueError) as again:
-                error = again if isinstance(again, WorkerError) else WorkerError(str(again))
+                error = again if isinstance(again, WorkerError) else with_notes_of(again, WorkerError(str(again)))
         episodes = "the same episodes continue" if continued else "every environment starts a new episode"
         attempt = f"(try {self.restarts} of {self.config.max_worker_restarts})"
         self.outputs.message(f"{error}: restarted at {self.state.env_steps:,} env_steps, {episodes} {attempt}")

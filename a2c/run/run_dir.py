@@ -27,12 +27,12 @@ GROWING = (LOCK, "metrics.csv", "episodes.csv", "tensorboard", "wandb", POLICIES
 LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.pt"))}  # of a start that was killed
 
 
-def run_directory(config: Config) -> tuple[Config, Path]:
+def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
     """The directory of a resumed run, else a new or empty one; ValueError where it holds other files.
 
-    Where torchrun has started the run again after a failure, it becomes one that is resumed, if there is a checkpoint.
+    `again`: torchrun has started the run again after a failure; where there is a checkpoint, it is resumed.
     """
-    config = _started_again(config)
+    config = _started_again(config, again)
     if config.resume is not None:
         return config, config.resume
     name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -51,15 +51,20 @@ def run_directory(config: Config) -> tuple[Config, Path]:
     return config, run_dir
 
 
-def _started_again(config: Config, environ: Mapping[str, str] = os.environ) -> Config:
+def times_restarted(environ: Mapping[str, str] = os.environ) -> int:
+    """How often torchrun has started this process again; hosts may differ: one that only joins again counts none."""
+    return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _started_again(config: Config, again: bool, environ: Mapping[str, str] = os.environ) -> Config:
     """The config that continues a run which torchrun has started again; ValueError where it could not be found then."""
     if config.resume is not None or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         return config
     if config.run_dir is None:
         rule = "run_dir must be given with --max-restarts, so that a run that is started again finds its checkpoint"
         raise ValueError(f"{rule}, got {config.run_dir}")
-    again = environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (config.run_dir / LATEST).exists()
-    return replace(config, resume=config.run_dir, run_dir=None) if again else config
+    resumes = again and (config.run_dir / LATEST).exists()
+    return replace(config, resume=config.run_dir, run_dir=None) if resumes else config
 
 
 def saved_config(run_dir: str | Path) -> Config:

@@ -76,7 +76,8 @@ class RunState:
             self.algorithm.start(new_run=True)
         else:
             with raising_checkpoint_error(self.path):
-                self.ranks.all(self._try_episodes)
+                if not all(self.ranks.all(self._can_restore)):  # on every rank, or on none
+                    self.in_memory["algorithm"] = self._without_episodes()
             self.algorithm.start(new_run=False)
             with raising_checkpoint_error(self.path):
                 continued = self._continue_episodes()
@@ -84,11 +85,15 @@ class RunState:
         self.capture()
         return continued
 
-    def _try_episodes(self) -> None:
-        """Drop the episodes of a loaded checkpoint where they cannot be restored exactly."""
+    def _can_restore(self) -> bool:
+        """Whether the episodes of a loaded checkpoint, where it has any, can be restored exactly."""
         episodes = self.in_memory["algorithm"]
-        if episodes and self.config.algorithm == "a2c" and not restores_exactly(self.config, episodes["envs"]):
-            episodes["envs"] = [None for _ in episodes["envs"]]
+        return not episodes or self.config.algorithm != "a2c" or restores_exactly(self.config, episodes["envs"])
+
+    def _without_episodes(self) -> dict[str, Any] | None:
+        """The algorithm's state in memory, for which new episodes begin."""
+        state = self.in_memory["algorithm"]
+        return state and {**state, "envs": [None for _ in state["envs"]]}
 
     def _continue_episodes(self) -> bool:
         """Whether those in memory continue, on every rank."""

@@ -13,7 +13,7 @@ from a2c.algorithms.a3c import A3C
 from a2c.algorithms.base import Algorithm
 from a2c.algorithms.ga3c import GA3C
 from a2c.compute.compute import Compute
-from a2c.compute.ranks import join_ranks
+from a2c.compute.torch_ranks import join_ranks
 from a2c.config.config import Config
 from a2c.config.resolve import resolve, why_no_gpu
 from a2c.envs.single import EnvFn, Spaces, find_spec, probe_spaces, register_env
@@ -28,7 +28,7 @@ from a2c.run.introduction import introduction
 from a2c.run.outputs import RunOutputs
 from a2c.run.recovery import Recovery
 from a2c.run.result import Progress, TrainingResult
-from a2c.run.run_dir import RunLock, run_directory, saved_config
+from a2c.run.run_dir import RunLock, run_directory, saved_config, times_restarted
 from a2c.run.silent import SilentOutputs
 from a2c.run.state import RunState
 from a2c.run.stop import finish_reason, stop_reason
@@ -54,24 +54,28 @@ class Trainer:
         config = replace(config, env=register_env(env_fn)) if env_fn else config
         self.env_fn = env_fn
         self.ranks = ranks = join_ranks(config)
-        config, self.run_dir = ranks.first(lambda: run_directory(config))
-        self.lock = RunLock(self.run_dir)
-        self.spaces = spaces = probe_spaces(config)
-        self.wants_gpu = config.cuda
-        self.config = config = resolve(replace(config, env=find_spec(config.env).id), spaces.obs_shape)
-        self.compute = Compute(config, ranks)
         with ExitStack() as refused:
-            for close in (self.lock.release, ranks.close, self.compute.close):
-                refused.callback(close)
+            refused.callback(ranks.close)
+            again = max(ranks.gather(times_restarted())) > 0
+            config, self.run_dir = ranks.first(lambda: run_directory(config, again))
+            self.lock = RunLock(self.run_dir)
+            self.spaces = spaces = probe_spaces(config)
+            self.wants_gpu = config.cuda
+            self.config = config = resolve(replace(config, env=find_spec(config.env).id), spaces.obs_shape)
+            self.compute = Compute(config, ranks)
+            refused.callback(self.lock.release)
+            refused.callback(self.compute.close)
+            ranks.check_same(f"{self.compute.device.type} and {self.compute.precision_name}")
             checkpoint = ranks.first(lambda: self._load(network)) if config.resume else None
             self.resumed = Config.from_json(checkpoint["config"]) if checkpoint else None  # its config until now
             self.learner = Learner(config, spaces, self.compute, network=network)
             self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
-            self.scores, self.timer, self.stop = ScoreWindow(), StageTimer(), StopRequest()
+            self.scores, self.timer = ScoreWindow(), StageTimer()
+            self.stop, self.agreed = StopRequest(), StopRequest()  # what asks this process; what all ranks follow
             outputs = SilentOutputs if ranks.rank else RunOutputs
             self.outputs = outputs(self.lock, config, spaces, self.scores, self.timer, self.stop)
             self.state = RunState(config, spaces, self.learner, self.algorithm, self.scores, self.timer)
-            self.recovery = Recovery(config, self.algorithm, self.state, self.outputs, self.stop)
+            self.recovery = Recovery(config, self.algorithm, self.state, self.outputs, self._agree_to_stop)
             if checkpoint:
                 self.state.load(self.run_dir / LATEST, checkpoint)
             refused.pop_all()
@@ -141,7 +145,7 @@ class Trainer:
             scores.episodes,
             scores.mean,
             scores.best_mean,
-            128 + self.stop.number if self.stop.number else 0,
+            128 + self.agreed.number if self.agreed.number else 0,
         )
 
     def _guarded(self, step: Callable[[], bool]) -> bool:
@@ -156,15 +160,14 @@ class Trainer:
     def _begin(self) -> bool:
         """Start workers and outputs; False where nothing is left to do, or where a signal ended starting workers."""
         self.claim()
-        self.stop.join(self.ranks.gather(self.stop))
-        if self.resumed and not self.stop and (reason := self.stop_reason()):
+        if self.resumed and not self._agree_to_stop() and (reason := self.stop_reason()):
             self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
             return False
         try:
             with self.outputs.starting():
                 self.start()
         except WorkerError:
-            if not self.stop:
+            if not self._agree_to_stop():
                 raise
             return False
         self.outputs.open(self.resumed, self.learner.env_steps, self.episodes_continue)
@@ -176,7 +179,7 @@ class Trainer:
     def _step(self) -> bool:
         """Collect and learn; False where there is a reason to stop: the last row and checkpoint are written then."""
         self.episodes = []
-        self.stop.join(self.ranks.gather(self.stop))
+        self._agree_to_stop()
         try:
             if self.stop_reason():
                 stats = self.algorithm.drain()
@@ -192,6 +195,11 @@ class Trainer:
             self.recovery.restart(error)  # back to the last state, new workers
         return True
 
+    def _agree_to_stop(self) -> bool:
+        """Whether any rank has been asked to stop. A signal that comes later counts at the next call."""
+        self.agreed.join(self.ranks.gather(self.stop))
+        return bool(self.agreed)
+
     def _finish(self) -> bool:
         """End workers and outputs."""
         self.compute.close()
@@ -203,7 +211,7 @@ class Trainer:
 
     def stop_reason(self) -> str:
         """Why the run ends; an empty string while it continues."""
-        return stop_reason(self.config, self.learner.env_steps, self.scores, self.stop)
+        return stop_reason(self.config, self.learner.env_steps, self.scores, self.agreed)
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that is impossible."""

@@ -1,6 +1,7 @@
 """Ranks: who has which environments, and that any number of them learns what one process would."""
 
 import copy
+import signal
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import torch
 from experience import random_rollout
 from thread_ranks import on_ranks
+from torch import nn
 from toys import spaces
 
 from a2c.algorithms.a2c import A2C
@@ -22,6 +24,7 @@ from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.processes.errors import WorkerError
+from a2c.processes.signals import StopRequest
 from a2c.rollout import Rollout
 
 CONFIG = Config(
@@ -42,6 +45,19 @@ CONFIG = Config(
 )
 ONE_AT_A_TIME = threading.Lock()  # parameters are drawn from torch's only generator
 ENVIRON = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+
+
+class Drawn(nn.Module):
+    """A network whose parameters are not drawn from torch's generator."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+        self.head.weight.data = torch.from_numpy(draw.normal(size=(4, 4))).float()
+
+    def forward(self, obs):
+        outputs = self.head(obs.float())
+        return outputs[:, :3], outputs[:, 3:]
 
 
 def some_rollout(seed: int) -> Rollout:
@@ -149,6 +165,56 @@ def test_an_error_on_one_rank_is_raised_on_every_rank_and_reported_by_one():
 
     errors = on_ranks(3, fail)
     assert all(error.trace == "its trace" for error in errors)
+    assert [error.__notes__ for error in errors] == [["reported by rank 1"]] * 3
+    assert errors[1].__traceback__.tb_next is not None and len({id(error) for error in errors}) == 3
+
+
+def test_what_rank_0_does_is_done_once_and_known_to_all():
+    calls = []
+    assert on_ranks(3, lambda ranks: ranks.first(lambda: calls.append(ranks.rank) or "done")) == ["done"] * 3
+    assert calls == [0]
+
+    def fail(ranks):
+        with pytest.raises(ValueError, match="in use") as caught:
+            ranks.first(lambda: (_ for _ in ()).throw(ValueError("in use")))
+        return caught.value.__notes__
+
+    assert on_ranks(3, fail) == [["reported by rank 0"]] * 3
+
+
+def test_networks_that_were_drawn_differently_become_those_of_rank_0():
+    def parameters(ranks):
+        with closing(Compute(CONFIG, ranks)) as compute:
+            net = Drawn(np.random.default_rng(ranks.rank))
+            learner = Learner(CONFIG, spaces((4,), 3), compute, network=lambda shape, actions: net)
+            return learner.net.head.weight.detach().clone()
+
+    first, *others = on_ranks(3, parameters)
+    assert first.abs().sum() > 0 and all(torch.equal(first, other) for other in others)
+
+
+def test_ranks_with_other_devices_or_precisions_are_refused():
+    def check(ranks):
+        with pytest.raises(ValueError, match="the same on every rank, got cpu and bfloat16, cpu and float32"):
+            ranks.check_same(f"cpu and {'bfloat16' if ranks.rank else 'float32'}")
+        ranks.check_same("cpu and float32")
+
+    on_ranks(2, check)
+
+
+def test_ranks_follow_a_signal_to_one_of_them_at_the_same_step():
+    def follow(ranks):
+        request, agreed = StopRequest(), StopRequest()
+        steps = 0
+        while not agreed and steps < 50:
+            steps += 1
+            agreed.join(ranks.gather(request))
+            if ranks.rank == 1 and steps == 7:  # after what was gathered: it counts at the next step
+                request.handle(signal.SIGTERM, None)
+                assert not agreed
+        return steps, agreed.number
+
+    assert on_ranks(3, follow) == [(8, signal.SIGTERM)] * 3
 
 
 def test_episodes_of_all_ranks_come_in_the_order_in_which_they_ended():
@@ -204,6 +270,6 @@ def test_the_games_of_a_run_do_not_depend_on_the_number_of_ranks(size):
         return own, [policy.generator.initial_seed() for policy in algorithm.collector.policies]
 
     parts = on_ranks(size, seeds)
-    assert sorted(seed for own, _ in parts for seed in own) == sorted(run_seeds(config).envs)
+    assert [own for own, _ in parts] == [run_seeds(config).envs[rank::size] for rank in range(size)]
     sampling = [seed for _, own in parts for seed in own]
     assert len(sampling) == len(set(sampling)) >= size

@@ -1,11 +1,13 @@
 """Ranks that are threads of one process, for the mathematics of what torchrun starts as processes."""
 
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from a2c.compute.ranks import Place, TorchRanks
+from a2c.compute.ranks import Place
+from a2c.compute.torch_ranks import TorchRanks, _outcome
 
 
 class ThreadRanks(TorchRanks):
@@ -16,11 +18,18 @@ class ThreadRanks(TorchRanks):
         self.board, self.barrier = board, barrier
 
     def gather(self, item):
-        self.board[self.rank] = item
+        self.board[self.rank] = pickle.dumps(item)
         self.barrier.wait(20)
-        items = list(self.board)
+        items = [pickle.loads(one) for one in self.board]
         self.barrier.wait(20)
         return items
+
+    def copy_first(self, tensors):
+        for mine, first in zip(tensors, self.gather(list(tensors))[0], strict=True):
+            mine.copy_(first)
+
+    def first(self, function):
+        return self._result([self.gather(_outcome(function) if self.rank == 0 else None)[0]])[0]
 
     def sum(self, tensor):
         return tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
