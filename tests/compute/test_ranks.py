@@ -2,9 +2,9 @@
 
 import copy
 import signal
-import threading
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from a2c.config.config import Config
 from a2c.envs.make import run_seeds
 from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
+from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.processes.errors import WorkerError
 from a2c.processes.signals import StopRequest
@@ -43,7 +44,6 @@ CONFIG = Config(
     entropy_coef=0.05,
     max_grad_norm=0.4,
 )
-ONE_AT_A_TIME = threading.Lock()  # parameters are drawn from torch's only generator
 ENVIRON = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 
 
@@ -73,10 +73,15 @@ def own_part(rollout: Rollout, rank: int, size: int) -> Rollout:
     return Rollout.join(columns)
 
 
+@cache
+def first_parameters():
+    return make_network(CONFIG, (4,), 3, False).state_dict()
+
+
 def learned(ranks: Ranks, config: Config, rollouts: list[Rollout]) -> Learner:
     with closing(Compute(config, ranks)) as compute:
-        with ONE_AT_A_TIME:
-            learner = Learner(config, spaces((4,), 3), compute)
+        learner = Learner(config, spaces((4,), 3), compute)
+        learner.net.load_state_dict(first_parameters())  # threads draw from one generator, in any order
         for rollout in rollouts:
             learner.learn(own_part(rollout, ranks.rank, ranks.size))
             learner.update_metrics()
@@ -92,8 +97,9 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size, changes):
     rollouts = [some_rollout(seed) for seed in (0, 1)]
     alone = learned(Ranks(), config, rollouts)
     assert alone.updates == 2 * config.epochs * config.num_minibatches
-    start = Learner(config, spaces((4,), 3), Compute(config)).net.state_dict()
-    assert not torch.allclose(start["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3)
+    assert not torch.allclose(
+        first_parameters()["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3
+    )
     for learner in on_ranks(size, lambda ranks: learned(ranks, config, rollouts)):
         assert (learner.env_steps, learner.updates) == (alone.env_steps, alone.updates)
         torch.testing.assert_close(learner.net.state_dict(), alone.net.state_dict(), rtol=1e-4, atol=1e-5)
@@ -186,7 +192,9 @@ def test_networks_that_were_drawn_differently_become_those_of_rank_0():
     def parameters(ranks):
         with closing(Compute(CONFIG, ranks)) as compute:
             net = Drawn(np.random.default_rng(ranks.rank))
-            learner = Learner(CONFIG, spaces((4,), 3), compute, network=lambda shape, actions: net)
+            learner = Learner(
+                replace(CONFIG, network="custom"), spaces((4,), 3), compute, network=lambda shape, actions: net
+            )
             return learner.net.head.weight.detach().clone()
 
     first, *others = on_ranks(3, parameters)
