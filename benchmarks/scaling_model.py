@@ -41,13 +41,23 @@ class Model(NamedTuple):
         return self.rollout_steps * num_envs / self.seconds(ranks, threads, num_envs, hosts)
 
     def all_reduce(self, ranks: int, hosts: int = 1) -> float:
-        """Seconds of one: measured on one host where it was, else a ring between hosts over an assumed network."""
+        """Seconds of one: a ring over all ranks, 2 (ranks - 1) messages one after another.
+
+        On one host each takes what it took in the measurement; with several, every step waits for the network.
+        """
         if ranks == 1:
             return 0.0
-        here = self.measured.get(ranks, max(self.measured.values()))
         if hosts == 1:
-            return here
-        return here + 2 * (hosts - 1) * LATENCY + 2 * (hosts - 1) / hosts * self.bytes / BANDWIDTH
+            nearest = min(self.measured, key=lambda known: abs(known - ranks))
+            return self.measured[nearest] * (ranks - 1) / (nearest - 1)
+        return 2 * (ranks - 1) * LATENCY + 2 * (ranks - 1) / ranks * self.bytes / BANDWIDTH
+
+    def cores(self, target: float, num_envs: int, threads: int = 1) -> int | None:
+        """The fewest cores of one host that reach `target` decisions per second; None where no number does."""
+        for ranks in range(1, 1 + num_envs):
+            if self.speed(ranks, threads, num_envs) >= target:
+                return ranks * threads
+        return None
 
     @property
     def bytes(self) -> int:

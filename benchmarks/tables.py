@@ -27,7 +27,8 @@ from a2c.metrics.results import interval_of_median, median, moving_mean, quantil
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
-MACHINES = ((1, 16, 128), (1, 64, 512), (4, 64, 2_048), (16, 64, 8_192))  # hosts, cores of each, environments
+# Hosts, ranks of each, threads of each rank, environments.
+MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
 GAMES = ("breakout", "qbert")  # their directories in results/
 GAMES_TITLE = (
@@ -92,22 +93,24 @@ def scaling(group: Path) -> str:
 
 def scaled(group: Path) -> str:
     """What the model says of machines that were not measured."""
-    header = ("preset", "hosts x cores", "environments", "decisions/s", "of the cores' bound", "all-reduce")
-    rows = []
+    header = ("preset", "hosts x ranks x threads", "environments", "decisions/s", "of the cores' bound", "all-reduce")
+    rows, notes = [], []
     for path in sorted(group.glob("*.json")):
         figures = json.loads(path.read_text(encoding="utf-8"))
         model, preset = fit(figures), f"`{figures['config']['preset']}`"
-        for hosts, cores, num_envs in MACHINES:
-            ranks = hosts * cores
-            speed = model.speed(ranks, 1, num_envs, hosts)
-            bound = f"{speed * model.per_decision / ranks:.0%}"
-            reduce = f"{1000 * model.all_reduce(ranks, hosts):.1f} ms"
-            rows.append((preset, f"{hosts} x {cores}", f"{num_envs:,}", f"{speed:,.0f}", bound, reduce))
+        for hosts, here, threads, num_envs in MACHINES:
+            speed = model.speed(hosts * here, threads, num_envs, hosts)
+            bound = f"{speed * model.per_decision / (hosts * here * threads):.0%}"
+            reduce = f"{1000 * model.all_reduce(hosts * here, hosts):.1f} ms"
+            place = f"{hosts} x {here} x {threads}"
+            rows.append((preset, place, f"{num_envs:,}", f"{speed:,.0f}", bound, reduce))
         hours = model.core_hours(1e9)
-        note = f"{preset}: a billion frames are {hours:,.0f} core hours, {hours * PRICE:,.2f} USD at {PRICE} USD each."
-        rows.append((note, "", "", "", "", ""))
-    notes = [row[0] for row in rows if not row[1]]
-    return table(header, [row for row in rows if row[1]]) + "\n" + "\n".join(notes) + "\n"
+        notes.append(
+            f"{preset}: an all-reduce adds up {model.bytes:,} bytes. A billion frames are {hours:,.0f} core hours, "
+            f"{hours * PRICE:,.2f} USD at {PRICE} USD each. 30,000 decisions/s with 1,024 environments need "
+            f"{model.cores(30_000, 1_024) or 'more than 1,024'} cores.\n"
+        )
+    return table(header, rows) + "\n" + "\n".join(notes)
 
 
 def sb3(group: Path) -> str:
