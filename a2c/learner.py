@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import load_optimizer, make_optimizer
 from a2c.compute.replica import make_replica, sync_replica
+from a2c.compute.staging import to_device
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
@@ -88,7 +89,8 @@ class Learner:
         called after each step, returns the number of updates so far; without it, each step adds one. Raises
         FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
-        rollout.check()
+        if rollout.terminated.device.type == "cpu":  # else the collector has done so, before the flags crossed
+            rollout.check()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.env_steps)
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
@@ -113,7 +115,7 @@ class Learner:
             else:
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
                 order = torch.from_numpy(np.random.default_rng((config.seed, self.updates)).permutation(len(rollout)))
-                indices = order.to(rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
+                indices = to_device(order, rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
                 yield from rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
 
     def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:

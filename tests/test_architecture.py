@@ -16,7 +16,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "config": ("presets", "validation", "config", "resolve"),
     "processes": ("errors", "watchdog", "start", "signals", "pool"),
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
-    "compute": ("compute", "replica", "optimizer"),
+    "compute": ("compute", "staging", "replica", "optimizer"),
     None: (
         *("normalizers", "networks", "policy", "returns", "rollout", "collector", "batch", "losses", "update"),
         *("learner", "unpack_batch"),
