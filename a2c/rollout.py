@@ -162,7 +162,8 @@ class Rollout:
 
     def to(self, device: str | torch.device) -> Rollout:
         """The same rollout on `device`; what is read on the host stays there."""
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(Rollout) if not f.metadata["on_host"]}
+        device = torch.device(device)
+        moved = {f.name: to_device(getattr(self, f.name), device) for f in fields(Rollout) if not f.metadata["on_host"]}
         return replace(self, **moved)
 
     def policy_lag(self, updates: int) -> float:

@@ -284,7 +284,7 @@ def test_a_bad_logit_of_one_environment_is_an_error(bad, greedy):
     policy = Policy(lambda obs: (logits, obs), 2, "cpu", greedy=greedy)
     with pytest.raises(FloatingPointError, match="the policy's logits are NaN or infinite: an observation or a param"):
         policy.act(torch.zeros(2, 1), starts)
-    assert 0 <= policy.decide(torch.zeros(2, 1), starts).actions.min()  # an action, whatever it is worth
+    assert policy.decide(torch.zeros(2, 1), starts).actions.min() >= 0  # an action, whatever it is worth
 
 
 def test_collect_raises_where_one_decision_of_a_rollout_had_a_bad_logit(compute):

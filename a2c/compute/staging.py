@@ -17,8 +17,10 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`, without waiting for it: torch keeps the pinned copy until it was read."""
-    return (tensor if tensor.is_cuda else pinned(tensor, device)).to(device, non_blocking=True)
+    """`tensor` on `device`. A GPU is not waited for: torch keeps the pinned copy until it was read."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Staging:
