@@ -84,6 +84,11 @@ class Collector:
         """The observations `[N, ...]` that the next decision is taken on."""
         return self.buffers.next_obs
 
+    def capture(self) -> None:
+        """Let every group act by replays from now on (see `Policy.capture`); call it while no group acts."""
+        for policy, columns in zip(self.policies, self.slices, strict=True):
+            policy.capture(self.next_obs[columns])
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next `collect` depends on, besides the network; no episodes once a group has failed."""
         intact = not any(envs.broken for envs in self.groups)

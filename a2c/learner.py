@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
-from a2c.compute.optimizer import load_optimizer, make_optimizer
+from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.compute.staging import to_device
 from a2c.config.config import Config
@@ -23,6 +23,7 @@ from a2c.policy import check_network
 from a2c.rollout import Rollout
 from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, describe_update
 
+StepFunction = Callable[[Minibatch, bool, float], tuple[Gradients, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -75,6 +76,7 @@ class Learner:
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
+        self.step: StepFunction = self.take_step
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
 
     def learn(
@@ -91,14 +93,13 @@ class Learner:
         """
         if rollout.terminated.device.type == "cpu":  # else the collector has done so, before the flags crossed
             rollout.check()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, self.env_steps)
+        set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         for minibatch in self._minibatches(rollout) if minibatches is None else [*minibatches] * self.config.epochs:
             lags.append(minibatch.policy_lag(self.updates))
-            done.append(self._update(minibatch, off_policy=lags[-1] > 0))
+            done.append(self.step(minibatch, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
         self._check(done)
         self.policy_lag = sum(lags) / max(1, len(lags))
@@ -118,11 +119,18 @@ class Learner:
                 indices = to_device(order, rollout.obs.device).tensor_split(min(config.num_minibatches, len(order)))
                 yield from rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
 
-    def _update(self, minibatch: Minibatch, off_policy: bool) -> tuple[Gradients, Tensor]:
-        result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy, self.entropy_coef)
+    def take_step(
+        self, minibatch: Minibatch, off_policy: bool, entropy_coef: float | Tensor
+    ) -> tuple[Gradients, Tensor]:
+        """One optimiser step on `minibatch`: its terms, and the gradient's norm before the clip."""
+        result = compute_gradients(self.replica, minibatch, self.config, self.compute, off_policy, entropy_coef)
         norm = clipped_step(self.net, self.optimizer, result.gradients, self.config.max_grad_norm)
         self.sync()
         return result._replace(gradients=()), norm
+
+    def replace_step(self, step: StepFunction) -> None:
+        """Take every step by `step`, which is called like `take_step`."""
+        self.step = step
 
     def update_normalizer(self, obs: Tensor) -> None:
         """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a2c.compute.graphs import Replay, make_replay
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
@@ -34,6 +35,14 @@ class Policy:
         self.net, self.greedy = net, greedy
         self.generator = torch.Generator(device).manual_seed(seed)
         self.rnn_state = initial_state(net, num_envs, device)
+        self.replay: Replay | None = None
+
+    def capture(self, obs: Tensor) -> None:
+        """Let all later decisions, on observations like `obs [N, ...]`, be replays, whose results the next one
+        overwrites (see `a2c.compute.graphs`). For networks without an rnn_state.
+        """
+        starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # which no such network reads
+        self.replay = make_replay(lambda obs: self._decide(obs, starts), [obs], obs.device, generator=self.generator)
 
     def begin(self, num_envs: int) -> None:
         """Begin new episodes in `num_envs` environments."""
@@ -53,9 +62,12 @@ class Policy:
         check_finite(decision.log_probs)
         return decision
 
-    @torch.no_grad()
     def decide(self, obs: Tensor, starts: Tensor) -> Decision:
         """`act` without its check, which would wait for a GPU: the caller calls `check_finite`, once for a rollout."""
+        return self._decide(obs, starts) if self.replay is None else Decision(*self.replay(obs))
+
+    @torch.no_grad()
+    def _decide(self, obs: Tensor, starts: Tensor) -> Decision:
         logits, values, self.rnn_state = step(self.net, obs, self.rnn_state, starts)
         log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
         # log_softmax rounds: two logits may become equal

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
+from a2c.algorithms.captured import CapturedSteps
 from a2c.algorithms.windows import SlidingWindows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -22,6 +23,8 @@ class A2C:
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.learner, self.compute = config, learner, compute
         self.groups: list[MonitoredVectorEnv] = []
+        if config.cuda_graphs:
+            learner.replace_step(CapturedSteps(learner))
         self.windows: SlidingWindows | None = None
         if config.sliding_batch:
             self.windows = SlidingWindows(
@@ -34,6 +37,8 @@ class A2C:
         self.groups = make_groups(config, self.compute.env_groups, self.compute.threads_per_group, env_steps)
         steps, seed = 1 if config.sliding_batch else config.rollout_steps, run_seeds(config, env_steps).sampling()
         self.collector = Collector(self.groups, self.learner.replica, steps, self.compute, seed)
+        if config.cuda_graphs:
+            self.collector.capture()
         if new_run:
             self.learner.update_normalizer(self.collector.next_obs[None])
 
