@@ -73,7 +73,9 @@ class Collector:
         self.host = self.buffers
         if compute.device.type != "cpu":
             on_host = {name: getattr(buffers, name).cpu() for name in self.HOST}
-            self.host = replace(buffers, **{name: pinned(value, compute.device) for name, value in on_host.items()})
+            self.host = replace(
+                self.buffers, **{name: pinned(value, compute.device) for name, value in on_host.items()}
+            )
         self.staging = [
             Staging(first_obs[columns], envs.stacked and compute.device.type != "cpu")
             for envs, columns in zip(groups, self.slices, strict=True)

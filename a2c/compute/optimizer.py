@@ -36,7 +36,7 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 def _replayed_rate(rate: float, device: torch.device) -> Tensor:
     """The learning rate where a replayed step can read it: rounded to float32 on a GPU, whose kernel asks for that."""
-    return torch.tensor(rate, dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
+    return torch.full((), rate, dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

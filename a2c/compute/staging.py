@@ -18,9 +18,9 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`. A GPU is not waited for: torch keeps the pinned copy until it was read."""
-    if device.type != "cuda" or tensor.is_cuda:
+    if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 class Staging:
