@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from a2c.algorithms.worker_tasks import move_to_shared_memory
-from a2c.compute.compute import Compute, use_one_thread
+from a2c.compute.compute import Compute, prepare_thread
 from a2c.compute.replica import sync_replica
 from a2c.compute.staging import to_device
 from a2c.envs.single import Spaces
@@ -121,7 +121,7 @@ class Predictor:
 
     @torch.no_grad()
     def _serve(self) -> None:
-        use_one_thread()
+        prepare_thread(self.compute.device)
         try:
             while not self._closed:
                 requests = []

@@ -31,6 +31,7 @@ class Compute:
     """Device, precision and thread pool of a run.
 
     Where the GPU is asked for and there is none, `device` is the CPU.
+    A GPU becomes the current one of the caller's thread and stays that.
     Until `close`, torch's operators run on one thread in the caller's thread and in new ones. `deterministic` also
     sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
     """
@@ -42,19 +43,19 @@ class Compute:
         _open += 1
         self._restore = weakref.finalize(self, _restore_callers_settings)  # also where nobody calls `close`
         self._restore.atexit = False
-        use_one_thread()
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
             torch.use_deterministic_algorithms(True)
         cuda = config.cuda and torch.cuda.is_available()
-        self.device = torch.device("cuda" if cuda else "cpu")
+        self.device = cuda_device() if cuda else torch.device("cpu")
+        prepare_thread(self.device)
         self.precision = resolve_precision(config.precision, self.device)
         cores = config.threads or available_cores()
         # On a GPU two groups are enough: one acts while the other's environments step.
         self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, config.num_envs // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
-        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
+        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=prepare_thread, initargs=(self.device,))
         self.calls: list[Future[Any]] = []  # of the last `map`
 
     @property
@@ -107,6 +108,23 @@ def use_one_thread() -> None:
     """Run the operators of this thread on one thread."""
     torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
     torch.set_num_threads(1)
+
+
+def cuda_device(local_rank: int = 0) -> torch.device:
+    """The GPU of process `local_rank` of this machine, with its number: without one, `cuda` is the current GPU of
+    whichever thread asks. ValueError where there are fewer GPUs.
+    """
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ValueError(f"cuda needs a GPU for each process of a machine, got {count} for process {local_rank + 1}")
+    return torch.device("cuda", local_rank)
+
+
+def prepare_thread(device: torch.device) -> None:
+    """Run the operators of this thread on one thread, and those of a GPU on `device`."""
+    use_one_thread()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
