@@ -5,6 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from crossings import crossings
 from toys import counting_envs
 
 from a2c.compute.staging import Staging, to_device
@@ -12,18 +13,6 @@ from a2c.config.config import Config
 from a2c.envs.make import make_envs
 
 SMALL = {"frame_size": 36, "num_envs": 3, "max_episode_frames": 44, "threads": 1, "noop_max": 5}
-
-
-def crossings(envs, steps, newest_only=True, seed=0):
-    """Step `envs` with random actions; yields what `Staging` made of each observation, the observation, and `ended`."""
-    rng = np.random.default_rng(seed)
-    first = torch.from_numpy(np.array(envs.reset()[0]))
-    staging, rows = Staging(first, newest_only), [first, torch.zeros_like(first)]
-    for t in range(steps):
-        obs, _, terminated, truncated, _ = envs.step(rng.integers(envs.single_action_space.n, size=envs.num_envs))
-        ended, true = terminated | truncated, np.array(obs)
-        staging.store(obs, ended, rows[t % 2], rows[1 - t % 2])
-        yield rows[1 - t % 2].clone(), torch.from_numpy(true), ended
 
 
 @pytest.mark.parametrize("backend", ["native", "sync", "async"])
