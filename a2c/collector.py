@@ -131,7 +131,6 @@ class Collector:
         """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates."""
         buffers, device = self.buffers, self.compute.device
         played = self.compute.map(self._play, range(len(self.groups)))
-        check_finite(buffers.log_probs)
         finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
         episodes = sorted((t, episode) for group in played for t, episode in group[1])  # as they ended
         index = torch.tensor([(f.t, f.n) for f in finals], dtype=torch.int64).reshape(-1, 2)
@@ -144,9 +143,10 @@ class Collector:
             final_rnn_state=torch.cat([buffers.next_rnn_state[:0], *(f.rnn_state[None] for f in finals)]),
             policy_version=torch.full_like(buffers.policy_version, policy_version),
         )
-        env_seconds, act_seconds = (sum(group[i] for group in played) / len(played) for i in (2, 3))
-        seconds = {"env": env_seconds, "act": act_seconds}
-        return Collected(self._cross(rollout), [episode for _, episode in episodes], seconds)
+        rollout = self._cross(rollout)
+        check_finite(buffers.log_probs)  # waits for what crosses, too: the buffers on the host may be used again
+        seconds = {name: sum(group[i] for group in played) / len(played) for i, name in ((2, "env"), (3, "act"))}
+        return Collected(rollout, [episode for _, episode in episodes], seconds)
 
     def _cross(self, rollout: Rollout) -> Rollout:
         """`rollout` with what was written on the host on the device; on the CPU it is there already."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_device import DeviceCompute, FakeDevice, allow, on_host
 
+from a2c import collector as collector_module
 from a2c.algorithms.a2c import A2C
 from a2c.cli.flags import parse_config
 from a2c.collector import Collector
@@ -86,6 +87,7 @@ def test_an_iteration_on_another_device_gives_the_numbers_of_the_cpu(flags, monk
     assert mode.fetched == ITERATIONS * config.rollout_steps * groups  # the actions, of each group once per decision
 
 
+NO_WAIT = "decision.actions.value.numpy()"
 MUTANTS = {  # what stands in the source of a function, what replaces it, and the run that has to notice
     "the network": (Learner, "__init__", "self.net = net.to(compute.device)", "self.net = net", PONG),
     "the order of decisions": (Learner, "_minibatches", "to_device(order, rollout.obs.device)", "order", PONG),
@@ -98,6 +100,7 @@ MUTANTS = {  # what stands in the source of a function, what replaces it, and th
     "what crosses at the end": (Collector, "_cross", "rollout.check()", "return rollout", PONG),
     "starts of episodes": (Collector, "_play", "if policy.recurrent", "if False", LSTM),
     "a check in each decision": (Policy, "decide", "return self._decide(obs, starts)", "return self.act_(obs)", PONG),
+    "actions nobody waits for": (Collector, "_play", "staging.actions_on_host(decision.actions)", NO_WAIT, PONG),
     "a number in an update": (PixelNorm, "update", "total = self.count", "total = int(self.count)", PONG),
 }
 
@@ -126,6 +129,30 @@ def test_what_stays_on_the_cpu_or_waits_is_noticed(mutant, expected, monkeypatch
     monkeypatch.setattr(owner, name, namespace[name])
     with pytest.raises((RuntimeError, AssertionError, TypeError, AttributeError)):
         check(flags, *expected[" ".join(flags)], monkeypatch)
+
+
+def collect(flags, rollouts):
+    """Collect on the device, without the learner's wait between two rollouts."""
+    config = parse_config(flags)
+    spaces = probe_spaces(config)
+    config = resolve(config, spaces.obs_shape)
+    with FakeDevice(), ExitStack() as closing:
+        compute = DeviceCompute(config)
+        closing.callback(compute.close)
+        algorithm = A2C(config, spaces, Learner(config, spaces, compute), compute)
+        closing.callback(algorithm.close)
+        algorithm.start(new_run=True)
+        for _ in range(rollouts):
+            algorithm.collector.collect()
+
+
+@pytest.mark.parametrize("flags", [PONG, LSTM], ids=["pong", "lstm"])
+def test_no_buffer_on_the_host_is_used_again_before_the_device_has_read_it(flags, monkeypatch):
+    allow(monkeypatch)
+    collect(flags, 3)
+    monkeypatch.setattr(collector_module, "check_finite", lambda log_probs: None)
+    with pytest.raises(RuntimeError, match="memory is written to while the device may still read it"):
+        collect(flags, 3)
 
 
 ACTING = """

@@ -53,13 +53,15 @@ class DeviceTensor(torch.Tensor):
 class FakeDevice(TorchDispatchMode):
     """While it is entered, `torch.device("meta")` is a device like a GPU.
 
-    `waits`: why the host would have waited for it, in order; `fetched`: copies to the host that nobody waited for.
+    `waits`: why the host would have waited for it, in order; `fetched`: copies to the host that an event waits for.
+    Raises where memory of the host is written to while the device may still read it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
         self.fetched = 0
+        self.read: list[torch.UntypedStorage] = []  # what the device reads, since the last wait
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -70,6 +72,7 @@ class FakeDevice(TorchDispatchMode):
         to = kwargs.get("device")
         made = to is not None and torch.device(to).type == DEVICE.type
         if not ours and not made:
+            self._check_write(func, args)
             return func(*args, **kwargs)
         if func in COPIES:
             self._note_copy(func, args, kwargs)
@@ -92,9 +95,21 @@ class FakeDevice(TorchDispatchMode):
         target = torch.device(kwargs.get("device") or source.device) if to_copy else args[0].device
         waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         fetches = isinstance(source, DeviceTensor) and target.type == "cpu"
-        if source.device.type != target.type and waits:
+        if source.device.type == target.type:
+            return
+        if waits:
             self.waits.append(f"a copy {'from' if fetches else 'to'} the device")
         self.fetched += fetches and not waits
+        if fetches or waits:  # nobody uses what was fetched before its event
+            self.read.clear()
+        else:
+            self.read.append(source.untyped_storage())
+
+    def _check_write(self, func: Any, args: Any) -> None:
+        if func is aten.copy_.default and args[0].device.type == "cpu":
+            written = args[0].untyped_storage().data_ptr()
+            if written in (storage.data_ptr() for storage in self.read):
+                raise RuntimeError("memory is written to while the device may still read it")
 
     def _check(self, func: Any, args: Any, others: list[torch.Tensor]) -> None:
         if func in INDEXING:
@@ -105,6 +120,7 @@ class FakeDevice(TorchDispatchMode):
                 self.waits.append("an index crosses")
         elif func in WAITS:
             self.waits.append(WAITS[func])
+            self.read.clear()
         scalars = torch.Tag.pointwise in func.tags  # such an operator of a GPU takes a number from the CPU
         for tensor in others if func not in INDEXING else ():
             if tensor.dim() or not scalars:
