@@ -13,7 +13,7 @@ from torch import Tensor
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor`, which is on the host, in memory that `device` copies from without the host: itself but for a GPU."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+    return tensor.pin_memory() if device.type == "cuda" and tensor.numel() else tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

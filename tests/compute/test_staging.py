@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from crossings import crossings
+from fake_device import DEVICE, FakeDevice
 from toys import counting_envs
 
 from a2c.compute.staging import Staging, to_device
@@ -68,3 +69,27 @@ def test_to_device_returns_the_tensor_itself_on_the_cpu():
     tensor = torch.arange(3)
     assert to_device(tensor, torch.device("cpu")) is tensor
     assert to_device(tensor, torch.device("meta")).device.type == "meta"
+
+
+class Event:
+    """Notes when it is used, and how many copies had been made for the host by then."""
+
+    def __init__(self, mode):
+        self.mode, self.log = mode, []
+
+    def record(self):
+        self.log.append(("record", self.mode.fetched))
+
+    def synchronize(self):
+        self.log.append(("synchronize", self.mode.fetched))
+
+
+def test_actions_are_read_after_an_event_that_follows_their_copy():
+    with FakeDevice() as mode:
+        staging = Staging(torch.zeros(2, 3, dtype=torch.uint8, device=DEVICE), newest_only=False)
+        staging.done = Event(mode)
+        first = staging.actions_on_host(torch.tensor([1, 2]).to(DEVICE, non_blocking=True))
+        assert first.tolist() == [1, 2] and staging.done.log == [("record", 1), ("synchronize", 1)]
+        assert staging.actions_on_host(torch.tensor([3, 4]).to(DEVICE, non_blocking=True)) is not None
+    assert first.tolist() == [3, 4]  # the same memory
+    assert not mode.waits
