@@ -42,7 +42,12 @@ class Gradients(NamedTuple):
 
 
 def compute_gradients(
-    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool, entropy_coef: float
+    net: nn.Module,
+    minibatch: Minibatch,
+    config: Config,
+    compute: Compute,
+    off_policy: bool,
+    entropy_coef: float | Tensor,
 ) -> Gradients:
     """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
@@ -55,9 +60,12 @@ def compute_gradients(
         return _no_gradients(net, compute)
     shards = minibatch.split(compute.shards(len(minibatch)))
     weights = [len(shard) / len(minibatch) for shard in shards]
-    results = compute.map(
-        lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy, entropy_coef), shards, weights
-    )
+
+    def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
+        return _shard_gradients(net, shard, weight, config, off_policy, entropy_coef)
+
+    # One shard is learned here: what another thread does would not be part of a captured graph.
+    results = compute.map(learn, shards, weights) if len(shards) > 1 else [learn(shards[0], weights[0])]
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
@@ -74,7 +82,7 @@ def _no_gradients(net: nn.Module, compute: Compute) -> Gradients:
 
 
 def _shard_gradients(
-    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float
+    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float | Tensor
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
     """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)

@@ -67,13 +67,19 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 
             if isinstance(error, WorkerError):
                 return _refuse(error, code=1)
-            if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
+            if not _is_no_memory(error):
                 raise
             return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
         except KeyboardInterrupt:
             return leave(130)
 
     return run
+
+
+def _is_no_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out."""
+    no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return no_memory or re.search(NO_MEMORY, str(error)) is not None
 
 
 @_in_one_line
@@ -97,6 +103,7 @@ def train(args: Sequence[str] | None = None) -> int:
 
 def _train(config: Config) -> int:
     from a2c.processes.errors import WorkerError
+    from a2c.run.checkpoint import LATEST
     from a2c.run.trainer import Trainer
 
     trainer = Trainer(config)
@@ -110,6 +117,12 @@ def _train(config: Config) -> int:
         if not _reported_elsewhere(error):
             print(error.trace, end="", file=sys.stderr)
         raise
+    except (MemoryError, RuntimeError) as error:
+        if not _is_no_memory(error):
+            raise
+        latest = trainer.run_dir / LATEST
+        kept = f"the last checkpoint is kept: {latest}" if latest.exists() else "no checkpoint was written yet"
+        return _refuse(error, f"out of memory: {ADVICE}; {kept} ({str(error)[:200]})", code=1)
     # With torch 2.13, one exit in twenty of ranks that had been connected aborted in a destructor of C++.
     return leave(code, at_once=trainer.ranks.size > 1)
 
