@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,7 +21,15 @@ from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network
 from a2c.rollout import Rollout, split_edges
-from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, describe_update, sum_gradients
+from a2c.update import (
+    Gradients,
+    Minibatch,
+    check_steps,
+    clipped_step,
+    compute_gradients,
+    describe_update,
+    sum_gradients,
+)
 
 StepFunction = Callable[[Minibatch, int, bool, float], tuple[Gradients, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
@@ -102,7 +109,7 @@ class Learner:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
             done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
-        self._check(done)
+        check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
@@ -209,27 +216,6 @@ class Learner:
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
-
-    def _check(self, done: Sequence[tuple[Gradients, Tensor]]) -> None:
-        """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""
-        if not done:
-            return
-        sizes = [size for result, norm in done for size in (result.loss.total, norm)]
-        sizes += torch._foreach_norm(list(self.net.parameters()))
-        if torch.stack([size.detach() for size in sizes]).isfinite().all():
-            return
-        for number, (result, norm) in enumerate(done, start=self.updates - len(done) + 1):
-            terms = {f"{name} loss": getattr(result.loss, name) for name in ("policy", "value", "total")}
-            for name, value in {**terms, "gradient's norm": norm}.items():
-                if not math.isfinite(value):
-                    raise FloatingPointError(
-                        f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
-                        "try a lower learning_rate"
-                    )
-        raise FloatingPointError(
-            f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
-            "try a lower learning_rate or a higher epsilon of the optimiser"
-        )
 
 
 def check_finite(network: dict[str, Tensor]) -> None:

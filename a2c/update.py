@@ -135,6 +135,31 @@ def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm
     return norm
 
 
+def check_steps(done: Sequence[tuple[Gradients, Tensor]], net: nn.Module, updates: int) -> None:
+    """FloatingPointError naming the first bad quantity of the steps `done`, after which there were `updates`.
+
+    One copy to the host for all of them.
+    """
+    if not done:
+        return
+    sizes = [size for result, norm in done for size in (result.loss.total, norm)]
+    sizes += torch._foreach_norm(list(net.parameters()))
+    if torch.stack([size.detach() for size in sizes]).isfinite().all():
+        return
+    for number, (result, norm) in enumerate(done, start=updates - len(done) + 1):
+        terms = {f"{name} loss": getattr(result.loss, name) for name in ("policy", "value", "total")}
+        for name, value in {**terms, "gradient's norm": norm}.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
+                    "try a lower learning_rate"
+                )
+    raise FloatingPointError(
+        f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
+        "try a lower learning_rate or a higher epsilon of the optimiser"
+    )
+
+
 def describe_update(
     result: Gradients, grad_norm: Tensor, net: nn.Module, max_grad_norm: float, entropy_coef: float
 ) -> dict[str, float]:

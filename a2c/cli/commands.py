@@ -13,7 +13,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -24,10 +23,9 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
-from a2c.processes.errors import REPORTED_BY
+from a2c.processes.errors import REPORTED_BY, is_no_memory
 from a2c.processes.signals import leave
 
-NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
 # `python -m a2c`, stopped when the comparison that started it has ended, however that happened.
 UNTIL_INPUT_CLOSES = (
@@ -67,19 +65,13 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 
             if isinstance(error, WorkerError):
                 return _refuse(error, code=1)
-            if not _is_no_memory(error):
+            if not is_no_memory(error):
                 raise
             return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
         except KeyboardInterrupt:
             return leave(130)
 
     return run
-
-
-def _is_no_memory(error: MemoryError | RuntimeError) -> bool:
-    """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out."""
-    no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return no_memory or re.search(NO_MEMORY, str(error)) is not None
 
 
 @_in_one_line
@@ -118,7 +110,7 @@ def _train(config: Config) -> int:
             print(error.trace, end="", file=sys.stderr)
         raise
     except (MemoryError, RuntimeError) as error:
-        if not _is_no_memory(error):
+        if not is_no_memory(error):
             raise
         latest = trainer.run_dir / LATEST
         kept = f"the last checkpoint is kept: {latest}" if latest.exists() else "no checkpoint was written yet"
