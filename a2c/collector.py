@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
+from a2c.compute.staging import Staging, pinned, to_device
 from a2c.envs.make import sampling_seed
 from a2c.envs.vector_env import Episode, MonitoredVectorEnv
-from a2c.policy import Policy
+from a2c.policy import Policy, check_finite
 from a2c.rollout import Rollout
 
 
@@ -46,8 +47,11 @@ class Collector:
 
     The environments come in groups. Each group has a compute thread and a `Policy` of its own: act, step,
     store, without waiting for other groups. Group g samples from a generator seeded with `sampling_seed(seed, g)`.
-    The buffers are reused: a rollout is valid until the next `collect`.
+    The buffers are reused: a rollout is valid until the next `collect`. What only the learner reads is written to
+    buffers on the host, `host`, and crosses to a GPU once per rollout; on the CPU these are the rollout's own.
     """
+
+    HOST = ("rewards", "terminated", "truncated", "starts")
 
     def __init__(
         self,
@@ -67,11 +71,26 @@ class Collector:
         first_obs = self._new_episodes()
         buffers = Rollout.empty(rollout_steps, first_obs, self.policies[0].rnn_state.shape[1])
         self.buffers = replace(buffers, next_obs=first_obs)
+        self.host = self.buffers
+        if compute.device.type != "cpu":
+            on_host = {name: getattr(buffers, name).cpu() for name in self.HOST}
+            self.host = replace(
+                self.buffers, **{name: pinned(value, compute.device) for name, value in on_host.items()}
+            )
+        self.staging = [
+            Staging(first_obs[columns], envs.stacked and compute.device.type != "cpu")
+            for envs, columns in zip(groups, self.slices, strict=True)
+        ]
 
     @property
     def next_obs(self) -> Tensor:
         """The observations `[N, ...]` that the next decision is taken on."""
         return self.buffers.next_obs
+
+    def capture(self) -> None:
+        """Let every group act by replays from now on (see `Policy.capture`); call it while no group acts."""
+        for policy, columns in zip(self.policies, self.slices, strict=True):
+            policy.capture(self.next_obs[columns])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next `collect` depends on, besides the network; no episodes once a group has failed."""
@@ -116,46 +135,59 @@ class Collector:
         finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
         episodes = sorted((t, episode) for group in played for t, episode in group[1])  # as they ended
         index = torch.tensor([(f.t, f.n) for f in finals], dtype=torch.int64).reshape(-1, 2)
-        final_obs = torch.from_numpy(np.stack([f.obs for f in finals])) if finals else buffers.next_obs[:0]
+        no_obs = buffers.next_obs[:0]
+        final_obs = to_device(torch.from_numpy(np.stack([f.obs for f in finals])), device) if finals else no_obs
         rollout = replace(
-            buffers,
-            final_index=index.to(device),
-            final_obs=final_obs.to(device),
+            self.host,
+            final_index=index,
+            final_obs=final_obs,
             final_rnn_state=torch.cat([buffers.next_rnn_state[:0], *(f.rnn_state[None] for f in finals)]),
             policy_version=torch.full_like(buffers.policy_version, policy_version),
         )
-        env_seconds, act_seconds = (sum(group[i] for group in played) / len(played) for i in (2, 3))
-        steps, ended = [t for t, _ in episodes], [episode for _, episode in episodes]
-        return Collected(rollout, ended, {"env": env_seconds, "act": act_seconds}, steps)
+        rollout = self._cross(rollout)
+        check_finite(buffers.log_probs)  # waits for what crosses, too: the buffers on the host may be used again
+        seconds = {name: sum(group[i] for group in played) / len(played) for i, name in ((2, "env"), (3, "act"))}
+        return Collected(rollout, [episode for _, episode in episodes], seconds, [t for t, _ in episodes])
+
+    def _cross(self, rollout: Rollout) -> Rollout:
+        """`rollout` with what was written on the host on the device; on the CPU it is there already."""
+        if self.host is self.buffers:
+            return rollout
+        rollout.check()  # on the host, where no device has to be waited for
+        crossing = ((getattr(self.buffers, name), getattr(rollout, name)) for name in self.HOST)
+        crossed = (mine.copy_(theirs, non_blocking=True) for mine, theirs in crossing)
+        return replace(rollout, **dict(zip(self.HOST, crossed, strict=True)))
 
     def _play(self, g: int) -> tuple[list[TruncatedStep], list[tuple[int, Episode]], float, float]:
         """One group's part: fills its columns; returns truncated steps, episodes (with t), seconds of env and act."""
-        buffers, columns, envs, policy = self.buffers, self.slices[g], self.groups[g], self.policies[g]
-        device = self.compute.device
-        obs, starts = buffers.next_obs[columns], self.starts[columns]
+        buffers, host, columns, envs = self.buffers, self.host, self.slices[g], self.groups[g]
+        policy, staging = self.policies[g], self.staging[g]
         buffers.rnn_state[columns] = policy.rnn_state
+        buffers.obs[0, columns], host.starts[0, columns] = buffers.next_obs[columns], self.starts[columns]
         finals: list[TruncatedStep] = []
         episodes: list[tuple[int, Episode]] = []
         env_seconds, begin = 0.0, time.perf_counter()
         for t in range(self.rollout_steps):
-            buffers.obs[t, columns] = obs
-            buffers.starts[t, columns] = starts.to(device)
-            decision = policy.act(buffers.obs[t, columns], buffers.starts[t, columns])
+            obs, starts, last = buffers.obs[t, columns], buffers.starts[t, columns], t + 1 == self.rollout_steps
+            if policy.recurrent:  # no other network reads them
+                starts.copy_(host.starts[t, columns], non_blocking=True)
+            decision = policy.decide(obs, starts)
             buffers.actions[t, columns], buffers.log_probs[t, columns] = decision.actions, decision.log_probs
             buffers.values[t, columns] = decision.values
-            on_host = decision.actions.cpu().numpy()  # device-to-host copy: one sync per step
+            actions = staging.actions_on_host(decision.actions)
             before = time.perf_counter()
-            next_obs, rewards, terminated, truncated, info = envs.step(on_host)
+            next_obs, rewards, terminated, truncated, info = envs.step(actions)
             env_seconds += time.perf_counter() - before
-            buffers.rewards[t, columns] = torch.from_numpy(rewards).to(device)
-            buffers.terminated[t, columns] = torch.from_numpy(terminated).to(device)
-            buffers.truncated[t, columns] = torch.from_numpy(truncated).to(device)
+            host.rewards[t, columns] = torch.from_numpy(rewards)
+            host.terminated[t, columns] = torch.from_numpy(terminated)
+            host.truncated[t, columns] = torch.from_numpy(truncated)
             cut = np.flatnonzero(truncated & ~terminated)
             finals += [
                 TruncatedStep(t, columns.start + int(n), info["final_obs"][int(n)], policy.rnn_state[n]) for n in cut
             ]
             episodes += [(t, episode._replace(env=columns.start + episode.env)) for episode in info["episodes"]]
-            obs, starts = torch.from_numpy(next_obs), torch.from_numpy(terminated | truncated)
-        buffers.next_obs[columns], self.starts[columns] = obs, starts
+            ended = terminated | truncated
+            staging.store(next_obs, ended, obs, buffers.next_obs[columns] if last else buffers.obs[t + 1, columns])
+            (self.starts[columns] if last else host.starts[t + 1, columns]).copy_(torch.from_numpy(ended))
         buffers.next_rnn_state[columns] = policy.rnn_state
         return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds

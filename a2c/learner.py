@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,16 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
-from a2c.compute.optimizer import load_optimizer, make_optimizer
+from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
 from a2c.compute.replica import make_replica, sync_replica
+from a2c.compute.staging import to_device
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network
 from a2c.rollout import Rollout, split_edges
-from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, describe_update, sum_gradients
+from a2c.update import (
+    Gradients,
+    Minibatch,
+    check_steps,
+    clipped_step,
+    compute_gradients,
+    describe_update,
+    sum_gradients,
+)
 
+StepFunction = Callable[[Minibatch, int, bool, float], tuple[Gradients, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -76,6 +85,7 @@ class Learner:
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
+        self.step: StepFunction = self.take_step
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
 
     def learn(
@@ -90,17 +100,17 @@ class Learner:
         called after each step, returns the number of updates so far; without it, each step adds one. Raises
         FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
-        rollout.check()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, self.env_steps)
+        if rollout.terminated.device.type == "cpu":  # else the collector has done so, before the flags crossed
+            rollout.check()
+        set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         for minibatch, size in self._minibatches(rollout) if minibatches is None else self._whole(minibatches):
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
-            done.append(self._update(minibatch, size, off_policy=lags[-1] > 0))
+            done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
-        self._check(done)
+        check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
@@ -127,21 +137,33 @@ class Learner:
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
-                order = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
-                parts = np.array_split(order, min(config.num_minibatches, len(order)))
-                indices = [torch.from_numpy(ranks.own(part, num_envs)).to(rollout.obs.device) for part in parts]
+                decisions = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
+                parts = np.array_split(decisions, min(config.num_minibatches, len(decisions)))
+                own = [ranks.own(part, num_envs) for part in parts]
+                order = torch.from_numpy(np.concatenate(own))
+                indices = torch.split(to_device(order, rollout.obs.device), [len(part) for part in own])
                 minibatches = rollout.shuffled(
                     self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip
                 )
                 yield from zip(minibatches, map(len, parts), strict=True)
 
-    def _update(self, minibatch: Minibatch, size: int, off_policy: bool) -> tuple[Gradients, Tensor]:
+    def take_step(
+        self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
+    ) -> tuple[Gradients, Tensor]:
+        """One optimiser step on `minibatch`, this rank's part of `size` samples.
+
+        Returns the terms of all of them, and the gradient's norm before the clip.
+        """
         config, compute = self.config, self.compute
-        result = compute_gradients(self.replica, minibatch, config, compute, off_policy, self.entropy_coef)
+        result = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
         result = sum_gradients(self.net, result, compute.ranks, share=len(minibatch) / size)
         norm = clipped_step(self.net, self.optimizer, config.max_grad_norm)
         self.sync()
         return result._replace(gradients=()), norm
+
+    def replace_step(self, step: StepFunction) -> None:
+        """Take every step by `step`, which is called like `take_step`."""
+        self.step = step
 
     def update_normalizer(self, obs: Tensor) -> None:
         """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""
@@ -195,27 +217,6 @@ class Learner:
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
-
-    def _check(self, done: Sequence[tuple[Gradients, Tensor]]) -> None:
-        """FloatingPointError naming the first bad quantity and its update; one copy to the host per rollout."""
-        if not done:
-            return
-        sizes = [size for result, norm in done for size in (result.loss.total, norm)]
-        sizes += torch._foreach_norm(list(self.net.parameters()))
-        if torch.stack([size.detach() for size in sizes]).isfinite().all():
-            return
-        for number, (result, norm) in enumerate(done, start=self.updates - len(done) + 1):
-            terms = {f"{name} loss": getattr(result.loss, name) for name in ("policy", "value", "total")}
-            for name, value in {**terms, "gradient's norm": norm}.items():
-                if not math.isfinite(value):
-                    raise FloatingPointError(
-                        f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
-                        "try a lower learning_rate"
-                    )
-        raise FloatingPointError(
-            f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
-            "try a lower learning_rate or a higher epsilon of the optimiser"
-        )
 
 
 def check_finite(network: dict[str, Tensor]) -> None:

@@ -31,7 +31,7 @@ def a2c_loss(
     actions: Tensor,
     returns: Tensor,
     *,
-    entropy_coef: float = 0.01,
+    entropy_coef: float | Tensor = 0.01,
     value_coef: float = 0.5,
     log_eps: float = 0.0,
     behaviour_log_probs: Tensor | None = None,
@@ -55,7 +55,7 @@ def a2c_loss(
         values: `[B, 1]` (or `[B]`) outputs of the value head.
         actions: `[B]` actions taken, of any integer dtype.
         returns: `[B]` float returns; they carry no gradient.
-        entropy_coef: weight of the entropy bonus.
+        entropy_coef: weight of the entropy bonus, a number or a scalar tensor.
         value_coef: weight of the squared value error.
         log_eps: probability added inside the logarithm.
         behaviour_log_probs: `[B]` log-probability of each action when it was taken, for

@@ -146,7 +146,7 @@ class FrameNorm(nn.Module):
 def _over_ranks(ranks: Ranks, count: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Number, mean and variance of the samples of all ranks, of which this one has `count`."""
     mean = mean.double()
-    sums = torch.cat([mean.new_tensor([1.0]), mean.flatten(), (var + mean.square()).flatten()]) * count
+    sums = torch.cat([mean.new_ones(1), mean.flatten(), (var + mean.square()).flatten()]) * count
     number, *moments = ranks.sum(sums).tensor_split([1, 1 + mean.numel()])
     mean, square = (moment.view_as(mean) / number for moment in moments)
     return number[0].long(), mean, square - mean.square()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a2c.compute.graphs import Replay, make_replay
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
@@ -34,34 +35,54 @@ class Policy:
         self.net, self.greedy = net, greedy
         self.generator = torch.Generator(device).manual_seed(seed)
         self.rnn_state = initial_state(net, num_envs, device)
+        self.replay: Replay | None = None
+
+    def capture(self, obs: Tensor) -> None:
+        """Let all later decisions, on observations like `obs [N, ...]`, be replays, whose results the next one
+        overwrites (see `a2c.compute.graphs`). For networks without an rnn_state.
+        """
+        starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # which no such network reads
+        self.replay = make_replay(lambda obs: self._decide(obs, starts), [obs], obs.device, generator=self.generator)
 
     def begin(self, num_envs: int) -> None:
         """Begin new episodes in `num_envs` environments."""
         self.rnn_state = initial_state(self.net, num_envs, self.rnn_state.device)
 
-    @torch.no_grad()
+    @property
+    def recurrent(self) -> bool:
+        """Whether the network carries an rnn_state, which `starts` sets to zero."""
+        return self.rnn_state.shape[1] > 0
+
     def act(self, obs: Tensor, starts: Tensor) -> Decision:
         """Decide for `obs [N, ...]`; `starts [N]`: the observation begins an episode.
 
         Raises FloatingPointError where the logits are NaN or infinite.
         """
+        decision = self.decide(obs, starts)
+        check_finite(decision.log_probs)
+        return decision
+
+    def decide(self, obs: Tensor, starts: Tensor) -> Decision:
+        """`act` without its check, which would wait for a GPU: the caller calls `check_finite`, once for a rollout."""
+        return self._decide(obs, starts) if self.replay is None else Decision(*self.replay(obs))
+
+    @torch.no_grad()
+    def _decide(self, obs: Tensor, starts: Tensor) -> Decision:
         logits, values, self.rnn_state = step(self.net, obs, self.rnn_state, starts)
         log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
-        actions = self._choose(logits, log_probs)  # [N, 1]
+        # log_softmax rounds: two logits may become equal
+        actions = logits.argmax(dim=1, keepdim=True) if self.greedy else self._sample(log_probs)  # [N, 1]
         return Decision(actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), values.float().squeeze(1))
 
-    def _choose(self, logits: Tensor, log_probs: Tensor) -> Tensor:
-        if not self.greedy:
-            try:
-                return torch.multinomial(log_probs.exp(), 1, generator=self.generator)
-            except RuntimeError:
-                if not log_probs.isnan().any():
-                    raise
-        elif not log_probs.isnan().any():
-            return logits.argmax(dim=1, keepdim=True)  # log_softmax rounds: two logits may become equal
-        raise FloatingPointError(
-            "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
-        )
+    def _sample(self, log_probs: Tensor) -> Tensor:
+        """Actions `[N, 1]` with probabilities `exp(log_probs [N, A])`.
+
+        A race: of clocks that ring at exponentially distributed times, with these rates, the first. It is how
+        `torch.multinomial` samples, which also looks for bad probabilities and waits for a GPU to do so.
+        """
+        probs = log_probs.exp()
+        times = torch.empty_like(probs).exponential_(1.0, generator=self.generator)
+        return (probs / times).argmax(dim=1, keepdim=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next decision depends on besides the network; the tensors are the live ones."""
@@ -79,6 +100,14 @@ class Policy:
         if (saved.shape, saved.dtype) != (self.rnn_state.shape, self.rnn_state.dtype):
             raise ValueError(f"rnn_state must be float32 {list(self.rnn_state.shape)}, got {list(saved.shape)}")
         self.rnn_state = saved.to(self.rnn_state.device)
+
+
+def check_finite(log_probs: Tensor) -> None:
+    """FloatingPointError where log-probabilities of chosen actions are NaN; a bad logit makes its whole row NaN."""
+    if log_probs.isnan().any():
+        raise FloatingPointError(
+            "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
+        )
 
 
 def check_network(net: nn.Module, spaces: Spaces) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from a2c.compute.staging import to_device
 from a2c.policy import replay, step
 from a2c.returns import lambda_returns
 
@@ -80,7 +81,8 @@ class Rollout:
     rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carried into obs[0]
     next_obs: Tensor = _tensor("N*")  # observation after the last decision
     next_rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carries into next_obs
-    final_index: Tensor = _tensor("K2", torch.int64)  # (t, n) of each truncated, not terminated step, in any order
+    # (t, n) of each truncated, not terminated step, in any order
+    final_index: Tensor = _tensor("K2", torch.int64, on_host=True)
     final_obs: Tensor = _tensor("K*")  # its true final observation
     final_rnn_state: Tensor = _tensor("KH", torch.float32)  # what the network carries into it
     policy_version: Tensor = _tensor("N", torch.float64, on_host=True)  # updates of the acting policy, mean over T
@@ -100,9 +102,9 @@ class Rollout:
     def check(self) -> None:
         """ValueError unless `final_index` names each step that was truncated and not terminated, once.
 
-        A step without its entry would be bootstrapped from the next episode. On a GPU this waits for it twice.
+        A step without its entry would be bootstrapped from the next episode. Waits for a GPU where the flags are there.
         """
-        wanted = (self.truncated & ~self.terminated).nonzero()  # [K, 2]
+        wanted = (self.truncated & ~self.terminated).cpu().nonzero()  # [K, 2]
         order = (self.final_index[:, 0] * self.truncated.shape[1] + self.final_index[:, 1]).argsort()
         if not torch.equal(self.final_index[order], wanted):
             raise ValueError(
@@ -133,12 +135,14 @@ class Rollout:
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
-        mine = (self.final_index[:, 1] >= low) & (self.final_index[:, 1] < high)
+        n = self.final_index[:, 1]  # on the host, so that no mask is sought on a GPU
+        mine = ((n >= low) & (n < high)).nonzero().squeeze(1)
 
         def part(tensor: Tensor, axes: str) -> Tensor:
             if "N" in axes:
                 return tensor.narrow(axes.index("N"), low, high - low)
-            return tensor[mine] - torch.tensor([0, low], device=tensor.device) if axes == "K2" else tensor[mine]
+            rows = tensor.index_select(0, to_device(mine, tensor.device))
+            return rows - torch.tensor([0, low]) if axes == "K2" else rows
 
         return Rollout(**{f.name: part(getattr(self, f.name), f.metadata["axes"]) for f in fields(Rollout)})
 
@@ -146,7 +150,7 @@ class Rollout:
     def join(rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the same length side by side, as one: the inverse of `split`."""
         lows = accumulate((len(rollout.policy_version) for rollout in rollouts[:-1]), initial=0)
-        columns = [torch.tensor([0, low], device=rollouts[0].obs.device) for low in lows]
+        columns = [torch.tensor([0, low]) for low in lows]
 
         def joined(name: str, axes: str) -> Tensor:
             parts = [getattr(rollout, name) for rollout in rollouts]
@@ -158,8 +162,9 @@ class Rollout:
 
     def to(self, device: str | torch.device) -> Rollout:
         """The same rollout on `device`; what is read on the host stays there."""
-        on_device = {f.name: getattr(self, f.name).to(device) for f in fields(Rollout) if not f.metadata["on_host"]}
-        return Rollout(**on_device, policy_version=self.policy_version)
+        device = torch.device(device)
+        moved = {f.name: to_device(getattr(self, f.name), device) for f in fields(Rollout) if not f.metadata["on_host"]}
+        return replace(self, **moved)
 
     def policy_lag(self, updates: int) -> float:
         """Updates since the policy acted, where the network has seen `updates` by now."""
@@ -184,7 +189,7 @@ class Rollout:
         starts = torch.zeros(len(after), dtype=torch.bool, device=after.device)  # no episode starts there
         bootstrap = flat_values(step(net, after, rnn_state, starts)[1], len(after))  # [N + K]
         next_values = torch.cat([self.values[1:], bootstrap[None, :envs]])  # [T, N]
-        t, n = self.final_index.unbind(1)
+        t, n = to_device(self.final_index.T, after.device).unbind()
         next_values[t, n] = bootstrap[envs:]
         rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
         flags = self.terminated, self.truncated

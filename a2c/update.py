@@ -42,7 +42,12 @@ class Gradients(NamedTuple):
 
 
 def compute_gradients(
-    net: nn.Module, minibatch: Minibatch, config: Config, compute: Compute, off_policy: bool, entropy_coef: float
+    net: nn.Module,
+    minibatch: Minibatch,
+    config: Config,
+    compute: Compute,
+    off_policy: bool,
+    entropy_coef: float | Tensor,
 ) -> Gradients:
     """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
@@ -55,9 +60,12 @@ def compute_gradients(
         return _no_gradients(net, compute)
     shards = minibatch.split(compute.shards(len(minibatch)))
     weights = [len(shard) / len(minibatch) for shard in shards]
-    results = compute.map(
-        lambda shard, weight: _shard_gradients(net, shard, weight, config, off_policy, entropy_coef), shards, weights
-    )
+
+    def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
+        return _shard_gradients(net, shard, weight, config, off_policy, entropy_coef)
+
+    # One shard is learned here: what another thread does would not be part of a captured graph.
+    results = compute.map(learn, shards, weights) if len(shards) > 1 else [learn(shards[0], weights[0])]
 
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
@@ -74,7 +82,7 @@ def _no_gradients(net: nn.Module, compute: Compute) -> Gradients:
 
 
 def _shard_gradients(
-    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float
+    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float | Tensor
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
     """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
@@ -125,6 +133,31 @@ def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm
     norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm or math.inf)
     optimizer.step()
     return norm
+
+
+def check_steps(done: Sequence[tuple[Gradients, Tensor]], net: nn.Module, updates: int) -> None:
+    """FloatingPointError naming the first bad quantity of the steps `done`, after which there were `updates`.
+
+    One copy to the host for all of them.
+    """
+    if not done:
+        return
+    sizes = [size for result, norm in done for size in (result.loss.total, norm)]
+    sizes += torch._foreach_norm(list(net.parameters()))
+    if torch.stack([size.detach() for size in sizes]).isfinite().all():
+        return
+    for number, (result, norm) in enumerate(done, start=updates - len(done) + 1):
+        terms = {f"{name} loss": getattr(result.loss, name) for name in ("policy", "value", "total")}
+        for name, value in {**terms, "gradient's norm": norm}.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
+                    "try a lower learning_rate"
+                )
+    raise FloatingPointError(
+        f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
+        "try a lower learning_rate or a higher epsilon of the optimiser"
+    )
 
 
 def describe_update(

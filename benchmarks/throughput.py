@@ -107,7 +107,7 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
         policy = Policy(trainer.learner.replica, rollouts[0].actions[:, mine].shape[1], trainer.compute.device)
         for rollout in rollouts:
             for obs, starts in zip(rollout.obs[:, mine], rollout.starts[:, mine], strict=True):
-                policy.act(obs, starts).actions.cpu()
+                policy.decide(obs, starts).actions.cpu()
             trainer.learner.replica(rollout.next_obs[mine])
 
     trainer.compute.map(play, columns)

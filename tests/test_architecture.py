@@ -16,12 +16,12 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "config": ("presets", "validation", "config", "resolve"),
     "processes": ("errors", "watchdog", "start", "signals", "pool"),
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
-    "compute": ("ranks", "torch_ranks", "compute", "replica", "optimizer"),
+    "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (
         *("normalizers", "networks", "policy", "returns", "rollout", "collector", "batch", "losses", "update"),
         *("learner", "unpack_batch"),
     ),
-    "algorithms": ("base", "windows", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
+    "algorithms": ("base", "windows", "captured", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": (
         *("text", "meters", "files", "wandb_process", "wandb_run", "logger"),
         *("panel", "console", "results", "plots"),

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from toys import N_ACTIONS, CountingEnv, counting_envs, learn, vector
+from toys import N_ACTIONS, CertainNet, CountingEnv, counting_envs, learn, vector
 
 from a2c.batch import unpack_batch
 from a2c.cli.flags import parse_config
@@ -263,3 +263,37 @@ def test_act_samples_by_the_policy_and_the_seed():
     assert counts[4] == 0 and ((counts[:4] - expected) ** 2 / expected).sum() < 20
     torch.testing.assert_close(log_probs, probabilities.log()[actions])
     assert torch.equal(actions, draw(0)[0]) and not torch.equal(actions, draw(1)[0])
+
+
+@pytest.mark.parametrize("size", [(1, 2), (7, 6), (50, 18)])
+def test_act_draws_what_torch_multinomial_draws_bit_for_bit(size):
+    draw = torch.Generator().manual_seed(5)
+    policy, theirs = Policy(lambda obs: (obs, obs[:, :1]), size[0], "cpu", 3), torch.Generator().manual_seed(3)
+    for _ in range(50):
+        logits = 3 * torch.randn(size, generator=draw)
+        logits[:, 1:][torch.rand(size[0], size[1] - 1, generator=draw) < 0.2] = -torch.inf  # masked actions
+        expected = torch.multinomial(logits.log_softmax(1).exp(), 1, generator=theirs).squeeze(1)
+        assert torch.equal(policy.act(logits, torch.zeros(size[0], dtype=torch.bool)).actions, expected)
+    assert torch.equal(policy.generator.get_state(), theirs.get_state())
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("bad", [[torch.nan, 0.0], [torch.inf, 0.0], [0.0, torch.nan], [-torch.inf, -torch.inf]])
+def test_a_bad_logit_of_one_environment_is_an_error(bad, greedy):
+    logits, starts = torch.tensor([[0.0, 1.0], bad]), torch.zeros(2, dtype=torch.bool)
+    policy = Policy(lambda obs: (logits, obs), 2, "cpu", greedy=greedy)
+    with pytest.raises(FloatingPointError, match="the policy's logits are NaN or infinite: an observation or a param"):
+        policy.act(torch.zeros(2, 1), starts)
+    assert policy.decide(torch.zeros(2, 1), starts).actions.min() >= 0  # an action, whatever it is worth
+
+
+def test_collect_raises_where_one_decision_of_a_rollout_had_a_bad_logit(compute):
+    class Net(CertainNet):
+        def forward(self, obs):
+            logits, values = super().forward(obs)
+            return torch.where((obs[:, :1] == 1) & (obs[:, 2:] == 3), torch.nan, logits), values
+
+    collector = Collector([counting_envs(3, 5)], Net(), 3, compute)
+    collector.collect()
+    with pytest.raises(FloatingPointError, match="the policy's logits are NaN or infinite"):
+        collector.collect()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from a2c.cli.commands import main
 from a2c.cli.flags import ALIASES
@@ -56,6 +57,7 @@ def test_documents_have_nothing_left_to_do_and_every_relative_link_leads_somewhe
 
 def test_documents_name_only_options_that_exist(capsys):
     known = {"--help", "--help-all", *ALIASES}
+    known |= {name for action in get_args_parser()._actions for name in action.option_strings}  # of torchrun
     for args in ("--help", "train --help-all", *(f"{name} --help" for name in COMMANDS if name != "train")):
         with suppress(SystemExit):
             main(args.split())

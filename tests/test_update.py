@@ -151,13 +151,12 @@ def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beg
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 3), compute)
         plain = copy.deepcopy(learner.net)
-        update = learner._update
 
-        def spy(minibatch, size, off_policy):
+        def spy(minibatch, *args):
             seen.append(minibatch.obs)
-            return update(minibatch, size, off_policy)
+            return learner.take_step(minibatch, *args)
 
-        learner._update = spy
+        learner.replace_step(spy)
         learner.learn(rollout)
     assert [len(obs) for obs in seen] == [22] * 6
     everything = rollout.obs.flatten(0, 1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats, merge_ranks
+from a2c.algorithms.captured import CapturedSteps
 from a2c.algorithms.windows import SlidingWindows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -25,6 +26,8 @@ class A2C:
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.learner, self.compute = config, learner, compute
         self.groups: list[MonitoredVectorEnv] = []
+        if config.cuda_graphs:
+            learner.replace_step(CapturedSteps(learner))
         self.windows: SlidingWindows | None = None
         if config.sliding_batch:
             self.windows = SlidingWindows(
@@ -44,6 +47,8 @@ class A2C:
         self.groups = make_groups(config, own_seeds, compute.env_groups, compute.threads_per_group)
         steps, seed = 1 if config.sliding_batch else config.rollout_steps, seeds.sampling(compute.ranks.rank * GROUPS)
         self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
+        if config.cuda_graphs:
+            self.collector.capture()
 
     def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the current policy, then learn from it."""

@@ -72,7 +72,9 @@ class GA3C:
         self.predictor.check()
         before, stats = self.learner.env_steps, []
         for number, (arrays, episodes, seconds) in self.workers.receive():
-            rollout = Rollout(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            tensors["obs"], tensors["next_obs"] = self.predictor.rollout_obs(number, tensors["next_obs"])
+            rollout = Rollout(**tensors)
             self.waiting.append(number)
             self.queue.append(Collected(rollout.to(self.compute.device), episodes, seconds))
             stats.append(TrainingStats(0, [], seconds))
@@ -121,7 +123,7 @@ class GA3C:
 
 def join_collected(queue: Sequence[Collected]) -> Collected:
     """What several actors collected, side by side as one."""
-    rollout = Rollout.join([collected.rollout for collected in queue])
+    rollout = Rollout.join([collected.rollout for collected in queue])  # a copy: actors go on in their memory
     episodes, low = [], 0
     for collected in queue:
         episodes += [episode._replace(env=low + episode.env) for episode in collected.episodes]
@@ -138,8 +140,8 @@ def slice_collected(collected: Collected, low: int, high: int) -> Collected:
 def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection, pipe: Connection) -> None:
     """One actor: environments, and no network of its own.
 
-    It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Rollouts
-    are whole, so no episode's last reward is lost.
+    It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
+    observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
     """
     compute = Compute(task.config)
     net: Any = RemoteNetwork(buffers, requests)  # called like a network
@@ -147,7 +149,8 @@ def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection,
     pipe.send(collector.next_obs.numpy())
     while True:
         collected = collector.collect()
-        arrays = {field.name: getattr(collected.rollout, field.name).numpy() for field in fields(Rollout)}
+        names = [field.name for field in fields(Rollout) if field.name != "obs"]
+        arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
         pipe.recv_bytes()  # until the learner has reached this rollout: else the policy lag would grow without bound

@@ -10,15 +10,16 @@ import struct
 import threading
 import traceback
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from a2c.algorithms.worker_tasks import move_to_shared_memory
-from a2c.compute.compute import Compute, use_one_thread
+from a2c.compute.compute import Compute, prepare_thread
 from a2c.compute.replica import sync_replica
+from a2c.compute.staging import to_device
 from a2c.envs.single import Spaces
 from a2c.learner import Learner
 from a2c.policy import step
@@ -46,13 +47,42 @@ def make_buffers(rows: int, spaces: Spaces, rnn_state_size: int) -> InferenceBuf
     return buffers
 
 
+class ShownObs:
+    """What an actor has asked about in its rollout, on the device, where it is learned later: each crosses once."""
+
+    def __init__(self, steps: int, like: Tensor, device: torch.device) -> None:
+        self.obs = torch.empty((steps + 1, *like.shape), dtype=like.dtype, device=device)  # [T + 1, n, ...]
+        self.requests = 0
+
+    def cross(self, obs: Tensor) -> Tensor:
+        """`obs [n, ...]` of the next request, on the device."""
+        t = self.requests % (len(self.obs) - 1)
+        begins_rollout = t == 0 and self.requests > 0  # then it came with the rollout before, as the last entry
+        self.requests += 1
+        return self.obs[t].copy_(self.obs[-1] if begins_rollout else to_device(obs, self.obs.device))
+
+    def rollout(self, next_obs: Tensor) -> tuple[Tensor, Tensor]:
+        """The observations `[T, n, ...]` of a rollout that has come and those after it, until its actor goes on."""
+        return self.obs[:-1], self.obs[-1].copy_(to_device(next_obs, self.obs.device))
+
+
 class Predictor:
-    """A thread that serves the actors' requests: all that have arrived, in one forward pass."""
+    """A thread that serves the actors' requests: all that have arrived, in one forward pass.
+
+    On a GPU it has a stream of its own, so that a forward pass does not wait for an update; `sync` orders the two.
+    """
 
     def __init__(self, learner: Learner, all_buffers: dict[Connection, InferenceBuffers], compute: Compute) -> None:
         self.learner, self.all_buffers, self.compute = learner, dict(all_buffers), compute
         self.net = copy.deepcopy(learner.replica)  # the learner updates its own meanwhile
         self.version = learner.updates
+        steps, device = learner.config.rollout_steps, compute.device
+        self.shown = {pipe: ShownObs(steps, buffers.obs, device) for pipe, buffers in all_buffers.items()}
+        self.actors = list(all_buffers)  # their pipes, by the actors' numbers
+        self.stream: Any = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._join_streams()
         self._lock = threading.Lock()  # held while the parameters are read or replaced
         self._closed = False
         self._error: WorkerError | None = None
@@ -62,8 +92,20 @@ class Predictor:
     def sync(self) -> None:
         """Take over the parameters and statistics that the learner has now."""
         with self._lock:
+            if self.stream is not None:  # passes that read the parameters as they were
+                torch.cuda.current_stream(self.compute.device).wait_stream(self.stream)
             sync_replica(self.net, self.learner.net)
             self.version = self.learner.updates
+            self._join_streams()
+
+    def _join_streams(self) -> None:
+        """What the predictor does from now on comes after what the caller's stream has been given until now."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.compute.device))
+
+    def rollout_obs(self, number: int, next_obs: Tensor) -> tuple[Tensor, Tensor]:
+        """`obs [T, n, ...]` and `next_obs [n, ...]` of actor `number`, on the device; see `ShownObs.rollout`."""
+        return self.shown[self.actors[number]].rollout(next_obs)
 
     def check(self) -> None:
         """Raise WorkerError where the thread has failed, for example on a GPU without free memory."""
@@ -79,7 +121,7 @@ class Predictor:
 
     @torch.no_grad()
     def _serve(self) -> None:
-        use_one_thread()
+        prepare_thread(self.compute.device)
         try:
             while not self._closed:
                 requests = []
@@ -97,16 +139,19 @@ class Predictor:
 
     def _predict(self, requests: list[Connection]) -> None:
         all_buffers = [self.all_buffers[pipe] for pipe in requests]
-        device = self.compute.device
-        obs = torch.cat([buffers.obs for buffers in all_buffers]).to(device)
-        rnn_state = torch.cat([buffers.rnn_state for buffers in all_buffers]).to(device)
-        no_starts = torch.zeros(len(obs), dtype=torch.bool, device=device)  # actors reset their states
-        with self._lock:
-            logits, values, rnn_state = step(self.net, obs, rnn_state, no_starts)
-            version = self.version
-        sizes = [len(buffers.obs) for buffers in all_buffers]
-        parts = (torch.split(tensor.float().cpu(), sizes) for tensor in (logits, values, rnn_state))
-        for pipe, buffers, logits, values, rnn_state in zip(requests, all_buffers, *parts, strict=True):
+        with torch.cuda.stream(self.stream):  # no other one where it is None
+            with self._lock:
+                shown = zip(requests, all_buffers, strict=True)
+                obs = torch.cat([self.shown[pipe].cross(buffers.obs) for pipe, buffers in shown])
+                rnn_state = to_device(torch.cat([buffers.rnn_state for buffers in all_buffers]), self.compute.device)
+                no_starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # actors reset their states
+                outputs = step(self.net, obs, rnn_state, no_starts)
+                version = self.version
+            joined = torch.cat([output.float() for output in outputs], dim=1).cpu()  # the one wait
+        rows = torch.split(joined, [len(buffers.obs) for buffers in all_buffers])
+        for pipe, buffers, own in zip(requests, all_buffers, rows, strict=True):
+            widths = [buffers.logits.shape[1], 1, buffers.rnn_state.shape[1]]
+            logits, values, rnn_state = torch.split(own, widths, dim=1)
             buffers.logits.copy_(logits)
             buffers.values.copy_(values)
             buffers.rnn_state.copy_(rnn_state)

@@ -13,7 +13,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -24,10 +23,9 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
-from a2c.processes.errors import REPORTED_BY, RankError, WorkerError
+from a2c.processes.errors import REPORTED_BY, RankError, WorkerError, is_no_memory
 from a2c.processes.signals import leave
 
-NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
 # `python -m a2c`, stopped when the comparison that started it has ended, however that happened.
 UNTIL_INPUT_CLOSES = (
@@ -78,7 +76,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RankError | WorkerError):
                 return _refuse(error, code=1)
-            if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
+            if not is_no_memory(error):
                 raise
             return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
         except KeyboardInterrupt:
@@ -107,6 +105,7 @@ def train(args: Sequence[str] | None = None) -> int:
 
 
 def _train(config: Config) -> int:
+    from a2c.run.checkpoint import LATEST
     from a2c.run.trainer import Trainer
 
     trainer = Trainer(config)
@@ -120,6 +119,12 @@ def _train(config: Config) -> int:
         if not _reported_elsewhere(error):
             print(error.trace, end="", file=sys.stderr)
         raise
+    except (MemoryError, RuntimeError) as error:
+        if not is_no_memory(error):
+            raise
+        latest = trainer.run_dir / LATEST
+        kept = f"the last checkpoint is kept: {latest}" if latest.exists() else "no checkpoint was written yet"
+        return _refuse(error, f"out of memory: {ADVICE}; {kept} ({str(error)[:200]})", code=1)
 
 
 def _evaluate(options: Evaluate) -> int:

@@ -32,6 +32,7 @@ class Compute:
     """Device, precision and thread pool of a run.
 
     Where the GPU is asked for and there is none, `device` is the CPU.
+    A GPU becomes the current one of the caller's thread and stays that.
     Until `close`, torch's operators run on one thread in the caller's thread and in new ones. `deterministic` also
     sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
     """
@@ -43,20 +44,20 @@ class Compute:
         _open += 1
         self._restore = weakref.finalize(self, _restore_callers_settings)  # also where nobody calls `close`
         self._restore.atexit = False
-        use_one_thread()
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA's matrix products ask for
             torch.use_deterministic_algorithms(True)
         cuda = config.cuda and torch.cuda.is_available()
-        self.device = torch.device("cuda" if cuda else "cpu")
-        self.precision = resolve_precision(config.precision, self.device)
         self.ranks = ranks = ranks or Ranks()
+        self.device = cuda_device(ranks.local_rank, ranks.local_size) if cuda else torch.device("cpu")
+        prepare_thread(self.device)
+        self.precision = resolve_precision(config.precision, self.device)
         cores = config.threads or max(1, available_cores() // ranks.local_size)
         # On a GPU two groups are enough: one acts while the other's environments step.
         self.threads = min(cores, 2) if cuda else cores
         self.env_groups = max(1, min(self.threads, len(ranks.rows(config.num_envs)) // 8))
         self.threads_per_group = max(1, cores // self.env_groups)
-        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=use_one_thread)
+        self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=prepare_thread, initargs=(self.device,))
         self.calls: list[Future[Any]] = []  # of the last `map`
 
     @property
@@ -109,6 +110,23 @@ def use_one_thread() -> None:
     """Run the operators of this thread on one thread."""
     torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
     torch.set_num_threads(1)
+
+
+def cuda_device(local_rank: int = 0, local_size: int = 1) -> torch.device:
+    """The GPU of rank `local_rank` of this host, with its number: without one, `cuda` is the current GPU of
+    whichever thread asks. ValueError, for each of the host's `local_size` ranks, where there are fewer GPUs.
+    """
+    count = torch.cuda.device_count()
+    if local_size > count:
+        raise ValueError(f"there must be a GPU for each rank of a host, got {count} for {local_size}")
+    return torch.device("cuda", local_rank)
+
+
+def prepare_thread(device: torch.device) -> None:
+    """Run the operators of this thread on one thread, and those of a GPU on `device`."""
+    use_one_thread()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from a2c.config.config import Config
 
@@ -19,7 +19,10 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     parameters = list(net.parameters())
     optimizer: torch.optim.Optimizer
     if config.optimizer == "adam":
-        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
+        graphs, rate = config.cuda_graphs, config.learning_rate
+        lr = _replayed_rate(rate, parameters[0].device) if graphs else rate
+        capturable = graphs and parameters[0].is_cuda
+        optimizer = torch.optim.Adam(parameters, lr=lr, eps=config.adam_eps, fused=True, capturable=capturable)
         moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     else:
         kind = InsideRMSprop if config.rmsprop_eps_inside else torch.optim.RMSprop
@@ -29,6 +32,20 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         step = torch.zeros((), device=parameter.device if config.optimizer == "adam" else "cpu")
         optimizer.state[parameter] = {"step": step, **{name: torch.zeros_like(parameter) for name in moments}}
     return optimizer
+
+
+def _replayed_rate(rate: float, device: torch.device) -> Tensor:
+    """The learning rate where a replayed step can read it: rounded to float32 on a GPU, whose kernel asks for that."""
+    return torch.full((), rate, dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next steps have the learning rate `rate`; where it is a tensor, the tensor stays the same one."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 class InsideRMSprop(torch.optim.RMSprop):

@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from a2c.config.config import Config
 from a2c.envs.atari import FRAME_SKIP, sticky_probability
-from a2c.envs.single import checked_spec, make_snapshot_env
+from a2c.envs.single import checked_spec, is_atari, make_snapshot_env
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError, raising_worker_error, worker_error
 from a2c.processes.start import (
@@ -57,7 +57,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
             vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             vector = _native(config, spec)
-    return MonitoredVectorEnv(vector, seeds, config.terminal_on_life_loss, config.env_timeout)
+    return MonitoredVectorEnv(vector, seeds, config.terminal_on_life_loss, config.env_timeout, is_atari(spec))
 
 
 def make_groups(config: Config, seeds: Sequence[int], groups: int, threads: int = 1) -> list[MonitoredVectorEnv]:

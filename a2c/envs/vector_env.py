@@ -44,7 +44,11 @@ class MonitoredVectorEnv(VectorWrapper):
         seeds: Sequence[int] | None = None,
         terminal_on_life_loss: bool = False,
         timeout: float = 60.0,
+        stacked: bool = False,
     ) -> None:
+        """`stacked`: an observation is a stack of frames, that before it with the oldest frame dropped and a new one
+        added, except where an episode begins.
+        """
         super().__init__(env)
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
             raise ValueError(f"autoreset_mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
@@ -53,7 +57,7 @@ class MonitoredVectorEnv(VectorWrapper):
             raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
         self.actions = space
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
-        self.terminal_on_life_loss = terminal_on_life_loss
+        self.terminal_on_life_loss, self.stacked = terminal_on_life_loss, stacked
         self.watchdog = Watchdog(timeout, lambda: env.processes) if isinstance(env, AsyncVectorEnv) else None
         self.broken = False  # an environment failed: the others must not be used any more
         self.scores = np.zeros(self.num_envs, np.float64)  # [N] points in the running episode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -52,3 +53,12 @@ def raising_worker_error(*unchanged: type[Exception]) -> Iterator[None]:
         raise
     except Exception as error:
         raise worker_error(error) from error
+
+
+NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
+
+
+def is_no_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out."""
+    no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return no_memory or re.search(NO_MEMORY, str(error)) is not None

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from a2c.compute.compute import cuda_device
 from a2c.config.config import Config
 from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env
 from a2c.networks import NetworkFn
@@ -73,5 +74,5 @@ def load(
     the most likely ones (`greedy`). It computes in float32, on the CPU or, with `cuda`, on the GPU where there is one.
     """
     config, net, state = load_policy(Path(run_dir), checkpoint, cuda, Custom(network, env_fn))
-    net.to("cuda" if cuda and torch.cuda.is_available() else "cpu")
+    net.to(cuda_device() if cuda and torch.cuda.is_available() else "cpu")
     return Agent(config, net, tuple(state["input_shape"]), greedy, seed)

@@ -1,6 +1,7 @@
 """GA3C: the predictor gives the outputs of the network, rollouts are whole, and the policy lag is measured."""
 
 import copy
+import math
 import statistics
 import threading
 import time
@@ -10,6 +11,7 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
+from a2c.algorithms import predictor as predictor_module
 from a2c.algorithms.ga3c import GA3C
 from a2c.algorithms.predictor import Predictor, RemoteNetwork, make_buffers
 from a2c.algorithms.worker_tasks import make_tasks
@@ -225,3 +227,50 @@ def test_resolve_sets_log_eps_for_ga3c_alone():
     assert resolve(parse_config(FLAGS), (4,)).log_eps == 1e-6
     assert resolve(parse_config(["--preset", "cartpole"]), (4,)).log_eps == 0.0
     assert resolve(parse_config([*FLAGS, "--log-eps", "0"]), (4,)).log_eps == 0.0
+
+
+def test_an_observation_crosses_to_the_device_once(setting, monkeypatch):
+    config, spaces, learner, compute = setting
+    config = config.__class__(**{**vars(config), "workers": 2})
+    learner.config, learned, crossed = config, [], []
+    cross = predictor_module.to_device
+    size = math.prod(spaces.obs_shape)
+
+    def count(tensor, device):
+        if tensor.numel() == 2 * size and tensor.shape[1:] == spaces.obs_shape:
+            crossed.append(len(tensor))
+        return cross(tensor, device)
+
+    monkeypatch.setattr(predictor_module, "to_device", count)
+    algorithm = GA3C(config, spaces, learner, compute)
+    learner.learn = lambda rollout, minibatches: learned.append(copy.deepcopy(rollout))
+    algorithm.envs_per_batch = 2
+    algorithm.start(new_run=True)
+    with closing(algorithm):
+        while len(learned) < 4:
+            algorithm.training_step()
+    rollouts = sum(map(len, learned))
+    # Besides, at most a rollout of each of the two actors that nobody has learned yet, and what comes after it.
+    assert rollouts <= sum(crossed) <= rollouts + 2 * 2 * (config.rollout_steps + 2) < 2 * rollouts
+
+
+class Recorder:
+    """A stream that notes what it is told to wait for."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+def test_sync_orders_the_streams_of_predictor_and_trainer(setting, monkeypatch):
+    _, _, learner, compute = setting
+    log = []
+    predictor = Predictor(learner, {}, compute)
+    predictor.close()
+    predictor.stream = Recorder("predictor", log)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Recorder("trainer", log))
+    monkeypatch.setattr(predictor_module, "sync_replica", lambda mine, theirs: log.append("copy"))
+    predictor.sync()
+    assert log == ["trainer waits for predictor", "copy", "predictor waits for trainer"]

@@ -107,3 +107,25 @@ def test_ratios_are_of_medians_and_to_the_fastest_of_the_others(benchmarks):
         "ours native / SB3 16 envs, 1": 1200 / 700,
         "ours async / SB3 50 envs, 2": 1.5,
     }
+
+
+def test_gpu_writes_what_follows_from_its_windows_on_the_cpu_too(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--seconds", "0.05", "--rounds", "3", *TINY]
+    command += ["--shuffle", "--cuda-graphs", "--target", "--target-score", "12", "--total-env-steps", "12000"]
+    command += ["--precision", "float32", "--json", str(tmp_path / "out.json")]
+    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    figures = json.loads((tmp_path / "out.json").read_text())
+    median = {name: statistics.median(speeds) for name, speeds in figures["windows"].items()}
+    assert all(len(speeds) == 3 and min(speeds) > 0 for speeds in figures["windows"].values())
+    assert set(median) == {"environments", "end to end"} and figures["median"] == median
+    assert figures["share_of_environments"] == pytest.approx(median["end to end"] / median["environments"])
+    assert figures["to_target"]["reached"] and 0 < figures["to_target"]["env_steps"] <= 12000
+    assert f"{median['end to end']:,.0f} decisions/s" in done.stdout and "a mean score of 12" in done.stdout
+    assert set(figures["machine"]) >= PLACE - {"precision"} and figures["config"]["cuda_graphs"]
+
+
+def test_gpu_refuses_an_algorithm_whose_environments_run_elsewhere(benchmarks, monkeypatch, capsys):
+    import gpu
+
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--algorithm", "ga3c"])
+    assert gpu.main() == 2 and "algorithm must be a2c" in capsys.readouterr().err

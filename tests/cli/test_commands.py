@@ -17,7 +17,9 @@ import a2c
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_command, parse_config
 from a2c.config.config import PRESETS, Config
+from a2c.learner import Learner
 from a2c.processes.start import same_modules
+from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
 
 REFUSED = [  # arguments, and what the line must contain
@@ -158,6 +160,32 @@ def test_train_without_enough_memory_ends_in_one_line_and_frees_its_directory(ca
     err = capsys.readouterr().err
     assert err.startswith("error: out of memory: use fewer environments") and err.count("\n") == 1, err
     RunLock(run_dir).take()  # free
+
+
+@pytest.mark.parametrize("updates", [0, 100])
+@pytest.mark.parametrize(
+    "error", [torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB."), MemoryError("20 GiB")]
+)
+def test_train_without_memory_in_an_update_names_the_checkpoint_that_is_kept(
+    error, updates, capsys, monkeypatch, tmp_path
+):
+    step = Learner.take_step
+
+    def take_step(learner, *args):
+        if learner.updates >= updates:
+            raise error
+        return step(learner, *args)
+
+    monkeypatch.setattr(Learner, "take_step", take_step)
+    run_dir = tmp_path / "run"
+    flags = ["--preset", "cartpole", "--checkpoint-every", "2048", "--no-progress", "--run-dir", str(run_dir)]
+    assert cli.train([*flags, "--total-env-steps", "20000"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: out of memory: use fewer environments") and err.count("\n") == 1, err
+    assert f"the last checkpoint is kept: {run_dir / 'latest.pt'} (" in err
+    assert load_checkpoint(run_dir / "latest.pt")["updates"] == (96 if updates else 0)  # 8 updates per 512 decisions
+    monkeypatch.undo()
+    assert cli.train(["--resume", str(run_dir), "--total-env-steps", "8192"]) == 0
 
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])

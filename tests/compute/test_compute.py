@@ -7,12 +7,14 @@ import random
 import re
 import subprocess
 import sys
+import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
-from a2c.compute.compute import Compute
+from a2c.compute.compute import Compute, cuda_device
 from a2c.config.config import Config
 from a2c.networks import make_network
 from a2c.run.trainer import Trainer
@@ -133,3 +135,23 @@ def test_trainer_leaves_the_caller_s_generators_alone(tmp_path):
     net = make_network(config, (4,), 2, stacked=False)
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(weights[0], net.parameters(), strict=True))
+
+
+def test_cuda_device_has_a_number_and_refuses_more_ranks_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(cuda_device()), str(cuda_device(0, 2)), str(cuda_device(1, 2))] == ["cuda:0", "cuda:0", "cuda:1"]
+    for local_rank in range(3):  # the first of them reports it
+        with pytest.raises(ValueError, match="there must be a GPU for each rank of a host, got 2 for 3"):
+            cuda_device(local_rank, 3)
+
+
+def test_every_compute_thread_and_the_caller_s_use_the_device_of_the_run(monkeypatch):
+    used = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.update({threading.get_ident(): str(device)}))
+    with closing(Compute(Config(cuda=True, precision="float32", threads=2))) as compute:
+        assert str(compute.device) == "cuda:0" and compute.shards(1000) == 1
+        both = threading.Barrier(2)
+        threads = set(compute.map(lambda _: (both.wait(10), threading.get_ident())[1], range(2)))
+    assert used == dict.fromkeys({threading.get_ident(), *threads}, "cuda:0") and len(used) == 3

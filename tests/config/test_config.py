@@ -31,7 +31,7 @@ INTEGERS = [name for name in RANGES if get_args(HINTS[name])[0] is int]
 FLOATS = [name for name in RANGES if name not in INTEGERS]
 CHOICES = ("preset", "algorithm", "backend", "network", "optimizer", "precision")
 # The help of switches and choices is in words; that of all other settings names a unit or a kind in parentheses.
-WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "terminal_on_life_loss", "cuda")
+WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "terminal_on_life_loss", "cuda", "cuda_graphs")
 
 
 def help_texts():

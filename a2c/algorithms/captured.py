@@ -1,0 +1,54 @@
+"""The optimiser steps of a learner as replays: forward, loss, backward, clip and step (`--cuda-graphs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from a2c.compute.graphs import Replay, make_replay
+from a2c.learner import Learner
+from a2c.losses import A2CLoss
+from a2c.rollout import Decisions
+from a2c.update import Gradients, Minibatch
+
+
+class CapturedSteps:
+    """Takes the steps of `learner`, as `Learner.take_step` does, with a replay for each size of minibatch.
+
+    Minibatches have two sizes at most. The first one of a rollout has no importance ratios: that is another replay.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.device = learner, learner.compute.device
+        self.entropy_coef = torch.zeros((), device=self.device)  # a replay reads it, as it does the learning rate
+        self.replays: dict[tuple[int, bool], Replay] = {}
+
+    def __call__(
+        self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float
+    ) -> tuple[Gradients, Tensor]:
+        """One step on `minibatch`, all `size` `Decisions` of it; terms of its own, not overwritten by the next one."""
+        assert isinstance(minibatch, Decisions) and len(minibatch) == size
+        inputs = minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs
+        self.entropy_coef.fill_(entropy_coef)
+        replay = self.replays.get((len(minibatch), off_policy)) or self._prepare(inputs, off_policy)
+        *terms, returns, squares, values, norm = replay(*inputs)[0].clone().unbind()
+        return Gradients((), A2CLoss(*terms), returns, squares, values), norm
+
+    def _prepare(self, inputs: Sequence[Tensor], off_policy: bool) -> Replay:
+        learner = self.learner
+        moments = [value for state in learner.optimizer.state.values() for value in state.values()]
+        changes = [*learner.net.parameters(), *learner.replica.parameters(), *moments]
+        step = partial(self._step, off_policy=off_policy)
+        replay = self.replays[len(inputs[0]), off_policy] = make_replay(step, inputs, self.device, changes)
+        return replay
+
+    def _step(
+        self, obs: Tensor, actions: Tensor, returns: Tensor, log_probs: Tensor, off_policy: bool
+    ) -> Sequence[Tensor]:
+        """The step, and all its terms as one tensor: they are copied before the next replay overwrites them."""
+        minibatch = Decisions(obs, actions, returns, log_probs, policy_version=0.0)  # which no step reads
+        result, norm = self.learner.take_step(minibatch, len(minibatch), off_policy, self.entropy_coef)
+        return [torch.stack([*result.loss, result.returns, result.squared_returns, result.values, norm])]

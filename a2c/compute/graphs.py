@@ -1,0 +1,119 @@
+"""Functions of tensors that are replayed over memory that stays where it is.
+
+A network of this size keeps a GPU busy for less time than Python needs to call its operators one by one. A CUDA graph
+records them once and starts all of them with one call. It reads its arguments from the same memory each time, writes
+its results to the same memory, and runs no Python: nothing in it may depend on a value on the host. `EagerReplay`
+calls the function instead, over the same kind of buffers, so whatever depends on them can be tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+# What Adam says when it warms up; a capture needs the setting that it warns of.
+warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
+
+TensorFunction = Callable[..., Sequence[Tensor]]
+WARM_UP = 3  # calls before a capture: libraries choose their kernels and allocate their memory in the first ones
+
+
+class Replay(Protocol):
+    """A function that is replayed."""
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        """The results for `inputs`, of the shapes of the first ones: tensors that the next call overwrites."""
+
+
+def make_replay(
+    function: TensorFunction,
+    inputs: Sequence[Tensor],
+    device: torch.device,
+    changes: Sequence[Tensor] = (),
+    generator: torch.Generator | None = None,
+) -> Replay:
+    """A CUDA graph of `function(*inputs)` on a GPU, elsewhere an `EagerReplay`.
+
+    `changes`: what the function changes in place, and `generator`: what it draws from; the calls that prepare a
+    replay leave both as they were. No other thread may use the GPU meanwhile.
+    """
+    kind = GraphReplay if device.type == "cuda" else EagerReplay
+    return kind(function, inputs, changes, generator)
+
+
+class EagerReplay:
+    """Calls the function, over buffers that stay where they are."""
+
+    def __init__(
+        self,
+        function: TensorFunction,
+        inputs: Sequence[Tensor],
+        changes: Sequence[Tensor],
+        generator: torch.Generator | None,
+    ) -> None:
+        self.function = function
+        self.inputs = [tensor.clone() for tensor in inputs]
+        with unchanged(changes, generator):
+            self.outputs = [tensor.clone() for tensor in function(*self.inputs)]
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        _copy(self.inputs, inputs)
+        _copy(self.outputs, self.function(*self.inputs))
+        return self.outputs
+
+
+class GraphReplay:
+    """Replays a CUDA graph of the function."""
+
+    def __init__(
+        self,
+        function: TensorFunction,
+        inputs: Sequence[Tensor],
+        changes: Sequence[Tensor],
+        generator: torch.Generator | None,
+    ) -> None:
+        self.inputs = [tensor.clone() for tensor in inputs]
+        with unchanged(changes, generator):
+            _warm_up(function, self.inputs)
+        self.graph: Any = torch.cuda.CUDAGraph()
+        if generator is not None:  # each replay then draws new numbers
+            self.graph.register_generator_state(generator)
+        with torch.cuda.graph(self.graph):
+            self.outputs = list(function(*self.inputs))
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        _copy(self.inputs, inputs)
+        self.graph.replay()
+        return self.outputs
+
+
+def _warm_up(function: TensorFunction, inputs: Sequence[Tensor]) -> None:
+    """Call `function` on a stream of its own, as a capture does: what it allocates must not belong to another one."""
+    caller, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(caller)
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            function(*inputs)
+    caller.wait_stream(side)
+
+
+@contextmanager
+def unchanged(tensors: Sequence[Tensor], generator: torch.Generator | None = None) -> Iterator[None]:
+    """Give `tensors` and `generator` back the state that they had at the beginning."""
+    before = [tensor.detach().clone() for tensor in tensors]
+    drawn = None if generator is None else generator.get_state()
+    yield
+    with torch.no_grad():
+        _copy(tensors, before)
+    if generator is not None and drawn is not None:
+        generator.set_state(drawn)
+
+
+def _copy(to: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for mine, theirs in zip(to, tensors, strict=True):
+        mine.copy_(theirs, non_blocking=True)

@@ -1,0 +1,112 @@
+"""A run that replays its steps (`--cuda-graphs`) gives the parameters of one that does not, bit for bit on the CPU."""
+
+import copy
+import re
+
+import pytest
+import torch
+from toys import same
+
+from a2c.cli.commands import train
+from a2c.cli.flags import parse_config
+from a2c.compute.graphs import EagerReplay
+from a2c.config.config import Config
+from a2c.networks import MlpA2C
+from a2c.run.checkpoint import load_checkpoint
+from a2c.run.trainer import Trainer
+
+CARTPOLE = ["--preset", "cartpole", "--shuffle", "--epochs", "2", "--num-minibatches", "5", "--total-env-steps", "2048"]
+PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--rollout-steps", "5", "--total-env-steps"]
+PONG += ["240", "--num-minibatches", "3", "--threads", "2"]
+
+
+def trained(folder, flags):
+    """The last checkpoint of a run with `flags`."""
+    assert train([*flags, "--no-progress", "--run-dir", str(folder)]) == 0
+    return load_checkpoint(folder / "latest.pt")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [CARTPOLE, [*PONG, "--precision", "float32"], [*PONG, "--precision", "bfloat16"], [*PONG, "--no-normalize-obs"]],
+    ids=["cartpole", "pong", "pong bfloat16", "pong classic"],
+)
+def test_replayed_run_gives_the_same_parameters_bit_for_bit(flags, tmp_path):
+    plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])
+    for name, value in plain["network"].items():
+        assert torch.equal(value, replayed["network"][name]), name
+    for number, moments in plain["optimizer"]["state"].items():
+        assert all(torch.equal(value, replayed["optimizer"]["state"][number][name]) for name, value in moments.items())
+    assert plain["metrics"] == pytest.approx(replayed["metrics"], rel=1e-6)
+    for one, other in zip(plain["algorithm"]["policies"], replayed["algorithm"]["policies"], strict=True):
+        assert torch.equal(one["generator"], other["generator"])
+
+
+def test_replayed_run_prepares_a_replay_for_each_size_and_kind_of_minibatch(tmp_path):
+    config = parse_config([*CARTPOLE, "--cuda-graphs", "--no-progress", "--run-dir", str(tmp_path / "run")])
+    run = Trainer(config)
+    assert run.run().exit_code == 0
+    replays = run.learner.step.replays
+    assert set(replays) == {(103, False), (103, True), (102, True)}  # 512 decisions in 5 minibatches
+    assert all(isinstance(replay, EagerReplay) for replay in replays.values())
+
+
+def test_preparing_replays_changes_neither_parameters_nor_moments_nor_generators(tmp_path):
+    config = parse_config([*CARTPOLE, "--cuda-graphs", "--no-progress", "--run-dir", str(tmp_path / "run")])
+    run = Trainer(config)
+    steps, learner = run.learner.step, run.learner
+    run.start()
+    with run.compute.pool:
+        minibatch, _ = next(learner._minibatches(run.algorithm.collector.collect().rollout))
+        before = copy.deepcopy((learner.net.state_dict(), learner.optimizer.state_dict()["state"]))
+        states = [policy.generator.get_state() for policy in run.algorithm.collector.policies]
+        steps._prepare((minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs), False)
+        run.algorithm.collector.capture()
+        after = (learner.net.state_dict(), learner.optimizer.state_dict()["state"])
+        assert same(before, after)
+        now = [policy.generator.get_state() for policy in run.algorithm.collector.policies]
+        assert all(map(torch.equal, states, now))
+    run.close()
+
+
+def test_replayed_steps_follow_the_schedules(tmp_path):
+    schedule = ["--learning-rate", "0.01", "--lr-final", "0", "--schedule-end", "0.5", "--entropy-coef", "0.5"]
+    flags = [*CARTPOLE, *schedule, "--entropy-final", "0", "--entropy-hold", "0"]
+    plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])
+    constant = trained(tmp_path / "c", [*flags, "--lr-final", "1", "--entropy-final", "1", "--cuda-graphs"])
+    network = plain["network"]
+    assert all(torch.equal(value, replayed["network"][name]) for name, value in network.items())
+    assert not all(torch.equal(value, constant["network"][name]) for name, value in network.items())
+
+
+def test_a_replayed_run_and_a_plain_one_continue_each_other(tmp_path):
+    whole = trained(tmp_path / "whole", CARTPOLE)
+    for first, then in (([], ["--cuda-graphs"]), (["--cuda-graphs"], ["--no-cuda-graphs"])):
+        folder = tmp_path / "-".join(["run", *first])
+        trained(folder, [*CARTPOLE, *first, "--stop-after", "1024"])
+        assert train(["--resume", str(folder), "--stop-after", "0", *then]) == 0
+        network = load_checkpoint(folder / "latest.pt")["network"]
+        assert all(torch.equal(value, network[name]) for name, value in whole["network"].items())
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"algorithm": "a3c"}, "algorithm must be a2c when cuda_graphs is set, got a3c"),
+        ({"algorithm": "ga3c"}, "algorithm must be a2c when cuda_graphs is set, got ga3c"),
+        ({"shuffle": False}, "shuffle must be True when cuda_graphs is set, got False"),
+        ({"optimizer": "rmsprop"}, "optimizer must be adam when cuda_graphs is set, got rmsprop"),
+        ({"network": "lstm"}, "network must not be recurrent when cuda_graphs is set, got lstm"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_in_one_line(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Config(cuda_graphs=True, **settings)
+
+
+def test_sliding_windows_and_own_networks_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="sliding_batch must be 0 when cuda_graphs is set, got 32"):
+        Config(cuda_graphs=True, sliding_batch=32, gae_lambda=1.0, num_minibatches=1, epochs=1)
+    config = Config(env="CartPole-v1", backend="sync", cuda_graphs=True, run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match="network must not be one's own when cuda_graphs is set, got custom"):
+        Trainer(config, network=MlpA2C)
