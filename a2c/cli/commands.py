@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
-from a2c.processes.errors import REPORTED_BY, RankError, WorkerError, is_no_memory
+from a2c.processes.errors import RankError, WorkerError, is_no_memory, on_ranks, reported_elsewhere
 from a2c.processes.signals import leave
 
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
@@ -38,23 +37,9 @@ P = ParamSpec("P")
 
 def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
     """Print `error`, or the `message` instead, in one line; not what another rank of torchrun's reports."""
-    if not _reported_elsewhere(error):
+    if not reported_elsewhere(error):
         print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
     return code
-
-
-def _reported_elsewhere(error: Exception) -> bool:
-    """Whether another rank shows it: the one that a note names; of what all find, the first of each host."""
-    if not _on_ranks():
-        return False
-    if names := [note for note in getattr(error, "__notes__", ()) if note.startswith(REPORTED_BY)]:
-        return bool(names[-1] != f"{REPORTED_BY} {os.environ['RANK']}")
-    return isinstance(error, ValueError | FloatingPointError) and os.environ["LOCAL_RANK"] != "0"
-
-
-def _on_ranks() -> bool:
-    """Whether torchrun has started this process as one of several."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
@@ -64,7 +49,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         code = answer(*args, **kwargs)
         # With torch 2.13, an exit of ranks that had been connected may abort in a destructor of C++.
-        return leave(code, at_once=True) if _on_ranks() else code
+        return leave(code, at_once=True) if on_ranks() else code
 
     def answer(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
@@ -116,7 +101,7 @@ def _train(config: Config) -> int:
     try:
         return trainer.run().exit_code
     except WorkerError as error:
-        if not _reported_elsewhere(error):
+        if not reported_elsewhere(error):
             print(error.trace, end="", file=sys.stderr)
         raise
     except (MemoryError, RuntimeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,3 +63,17 @@ def is_no_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out."""
     no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return no_memory or re.search(NO_MEMORY, str(error)) is not None
+
+
+def reported_elsewhere(error: Exception) -> bool:
+    """Whether another rank shows it: the one that a note names; of what all find, the first of each host."""
+    if not on_ranks():
+        return False
+    if names := [note for note in getattr(error, "__notes__", ()) if note.startswith(REPORTED_BY)]:
+        return bool(names[-1] != f"{REPORTED_BY} {os.environ['RANK']}")
+    return isinstance(error, ValueError | FloatingPointError) and os.environ["LOCAL_RANK"] != "0"
+
+
+def on_ranks() -> bool:
+    """Whether torchrun has started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"

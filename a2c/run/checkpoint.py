@@ -227,9 +227,8 @@ def raising_checkpoint_error(path: Path) -> Iterator[None]:
     except (CheckpointError, RankError, WorkerError):
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        damaged = CheckpointError(f"checkpoint {path} holds a damaged state ({reason}){_advice(path)}")
-        raise with_notes_of(error, damaged) from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:160] + ")" + _advice(path)
+        raise with_notes_of(error, CheckpointError(f"checkpoint {path} holds a damaged state ({why}")) from error
 
 
 def _advice(path: Path) -> str:

@@ -19,7 +19,6 @@ from a2c.metrics.files import BLOCK, TEMPORARY, open_regular, read_small
 
 LOCK = "lock"
 FILES = ("config.json", "about.json", "metrics.csv", "episodes.csv", "latest.pt", "previous.pt", "best.pt", "curve.png")
-LATEST = FILES[4]
 STARTED = FILES[:4]  # what a start writes before its first checkpoint
 POLICIES = "policies"  # directory of the policy files that a run keeps
 # Written in place, so none may be a link.
@@ -63,7 +62,7 @@ def _started_again(config: Config, again: bool, environ: Mapping[str, str] = os.
     if config.run_dir is None:
         rule = "run_dir must be given with --max-restarts, so that a run that is started again finds its checkpoint"
         raise ValueError(f"{rule}, got {config.run_dir}")
-    resumes = again and (config.run_dir / LATEST).exists()
+    resumes = again and (config.run_dir / "latest.pt").exists()
     return replace(config, resume=config.run_dir, run_dir=None) if resumes else config
 
 
