@@ -32,7 +32,7 @@ def start(ranks, *flags, launcher=("--standalone",), host=None):
     )
 
 
-def finished(process, timeout=120):
+def finished(process, timeout=300):
     try:
         return process.communicate(timeout=timeout)[0]
     finally:
@@ -204,6 +204,7 @@ def hosts():
             ip("netns", "del", name)
 
 
+@pytest.mark.soak  # torchrun looks up names, which can take minutes in a namespace without a name server
 def test_two_hosts_learn_what_two_ranks_of_one_host_learn(hosts, whole, tmp_path):
     run_dir = tmp_path / "run"
     flags = (*FLAGS.split(), "--run-dir", str(run_dir))

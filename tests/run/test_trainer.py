@@ -51,7 +51,7 @@ def test_trainer_writes_every_metric(run_dir):
     assert [int(row["updates"]) for row in written] == [4, 8, 12, 16, 20, 24]  # 4 batches: no more than environments
     last = written[-1]
     assert set(last) == set(METRICS)
-    assert [name for name, text in last.items() if not text] == ["best_reward_100"]  # it takes 100 episodes
+    assert [name for name, text in last.items() if not text] == ["best_reward_100", "eval_score"]  # none yet
     # From 0.001 to 15 % of it at 0.4 of the run, after 192 decisions.
     rates = [float(row["learning_rate"]) for row in written[:4]]
     assert rates == pytest.approx([0.000645833, 0.000291667, 0.00015, 0.00015], rel=1e-5)
