@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 BANDWIDTH = 1.25e9  # bytes per second between hosts: 10 Gbit/s
 LATENCY = 50e-6  # seconds of one message between hosts
+LOCAL_LATENCY = 20e-6  # and within one; all three are assumptions
 TERMS = 10  # of the loss, which travel with the gradient
 
 
@@ -41,16 +42,16 @@ class Model(NamedTuple):
         return self.rollout_steps * num_envs / self.seconds(ranks, threads, num_envs, hosts)
 
     def all_reduce(self, ranks: int, hosts: int = 1) -> float:
-        """Seconds of one: a ring over all ranks, 2 (ranks - 1) messages one after another.
+        """Seconds of one: a ring over all ranks passes on 2 (ranks - 1) parts of 1 / ranks of the gradient each.
 
-        On one host each takes what it took in the measurement; with several, every step waits for the network.
+        On one host the bytes take what they took between two ranks of the measurement.
         """
         if ranks == 1:
             return 0.0
+        parts = 2 * (ranks - 1)
         if hosts == 1:
-            nearest = min(self.measured, key=lambda known: abs(known - ranks))
-            return self.measured[nearest] * (ranks - 1) / (nearest - 1)
-        return 2 * (ranks - 1) * LATENCY + 2 * (ranks - 1) / ranks * self.bytes / BANDWIDTH
+            return self.measured[2] * parts / ranks + (parts - 2) * LOCAL_LATENCY
+        return parts / ranks * self.bytes / BANDWIDTH + parts * LATENCY
 
     def cores(self, target: float, num_envs: int, threads: int = 1) -> int | None:
         """The fewest cores of one host that reach `target` decisions per second; None where no number does."""
