@@ -11,7 +11,7 @@ set -e
 cd "$(dirname "$0")/.."
 
 # pong-fast, with seeds that were not used to choose its settings.
-a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..147 --jobs 2 --keep-policy-every 20000
+a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 --keep-policy-every 20000
 
 # One setting for all games: one seed each, 10 million decisions.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
