@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -88,3 +91,30 @@ def make_console() -> Console:
     """A console whose tables keep their shape in a file or a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write what a benchmark has measured to the file of its `--json`, where one was given."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def run_benchmark(
+    options_type: type[Any],
+    description: str,
+    measure: Callable[[Any, list[str]], dict[str, Any]],
+    report: Callable[[dict[str, Any]], None],
+    errors: tuple[type[Exception], ...] = (ValueError,),
+) -> int:
+    """Parse the flags, measure, print, write; returns the exit code: 2, with one line, where `measure` refuses."""
+    import tyro  # not with this module, which the contenders of compare_sb3.py import: their memory is measured
+
+    try:
+        options, rest = tyro.cli(options_type, description=description, return_unknown_args=True)
+        figures = measure(options, list(rest))
+    except errors as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report(figures)
+    write_figures(options.json, figures)
+    return 0

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from common import check_windows, make_console, tree_memory
+from common import check_windows, make_console, tree_memory, write_figures
 from rich.table import Table
 
 from a2c.cli.flags import parse_config
@@ -199,8 +199,7 @@ def main() -> int:
         message(f"error: {error}")
         return 2
     report(figures)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_figures(options.json, figures)
     return 0
 
 

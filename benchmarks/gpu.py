@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,8 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
-from common import check_windows, make_console, window
+from common import check_windows, make_console, run_benchmark, window
 from throughput import measure, step_envs
 
 from a2c.cli.flags import parse_config
@@ -105,22 +103,22 @@ def report(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
+def measure_flags(options: Options, flags: list[str]) -> dict[str, Any]:
+    """Check the flags and measure."""
+    check_windows(options.seconds, options.rounds)
+    config = parse_config(["--cuda", *flags])
+    if config.algorithm != "a2c":
+        raise ValueError(f"algorithm must be a2c, whose environments can be stepped alone, got {config.algorithm}")
+    return run(options, config)
+
+
 def main() -> int:
-    """Parse the flags, measure, print, write; returns the exit code."""
-    try:
-        options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
-        check_windows(options.seconds, options.rounds)
-        config = parse_config(["--cuda", *rest])
-        if config.algorithm != "a2c":
-            raise ValueError(f"algorithm must be a2c, whose environments can be stepped alone, got {config.algorithm}")
-        figures = run(options, config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    make_console().print(*report(figures), sep="\n", soft_wrap=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return 0
+    """The whole benchmark; returns the exit code."""
+
+    def show(figures: dict[str, Any]) -> None:
+        make_console().print(*report(figures), sep="\n", soft_wrap=True)
+
+    return run_benchmark(Options, HELP, measure_flags, show)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
-from common import make_console
+from common import make_console, run_benchmark
 from rich.console import Console
 from rich.table import Table
 
@@ -150,20 +149,13 @@ def report(figures: dict[str, Any], console: Console) -> None:
 
 
 def main() -> int:
-    """Parse the flags, measure, print, write; returns the exit code."""
+    """The whole benchmark, or what each rank of it does; returns the exit code."""
     if sys.argv[1:2] == ["--all-reduce"]:
         time_all_reduce(int(sys.argv[2]))
         return 0
-    try:
-        options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
-        figures = run(options, list(rest))
-    except (ValueError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    report(figures, make_console())
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return 0
+    return run_benchmark(
+        Options, HELP, run, lambda figures: report(figures, make_console()), errors=(ValueError, RuntimeError)
+    )
 
 
 if __name__ == "__main__":

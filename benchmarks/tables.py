@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from comparisons import about, learning, measured, search, table
@@ -59,27 +60,28 @@ def cartpole(group: Path) -> str:
     return measured([about(group)]) + table(header, rows)
 
 
+def read_all(group: Path) -> list[dict[str, Any]]:
+    """The figures of a benchmark's files, in the order of their names."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(group.glob("*.json"))]
+
+
 def throughput(group: Path) -> str:
     """Speed of training, and of its stages alone, compared with the bound that the cores set."""
     header = ("preset", "backend", "environments alone", "acting alone", "learning alone", "training", "of the bound")
-    machines, rows = [], []
-    for path in sorted(group.glob("*.json")):
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        machines.append(figures["machine"])
+    measurements, rows = read_all(group), []
+    for figures in measurements:
         config, median = figures["config"], figures["median"]
         stages = (f"{median[stage]:,.0f}" for stage in ("environments", "acting", "learning", "end to end"))
         backend = f"`{config['backend']}` x {config['num_envs']}"
         rows.append((f"`{config['preset']}`", backend, *stages, f"{figures['share_of_core_bound']:.0%}"))
-    return measured(machines) + table(header, rows)
+    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
 def scaling(group: Path) -> str:
     """Speed on several ranks beside that of the model, which is fitted to the first row and to single steps."""
     header = ("preset", "ranks", "threads of each", "decisions/s: median (min to max)", "of one rank", "model")
-    machines, rows = [], []
-    for path in sorted(group.glob("*.json")):
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        machines.append(figures["machine"])
+    measurements, rows = read_all(group), []
+    for figures in measurements:
         model, cores = fit(figures), figures["machine"]["cores"]
         for row in figures["layouts"]:
             ranks, threads, speeds = row["ranks"], row["threads"], row["speeds"]
@@ -88,15 +90,14 @@ def scaling(group: Path) -> str:
             predicted = f"{model.speed(ranks, threads, model.num_envs):,.0f}" if known else "-"
             preset = f"`{figures['config']['preset']}`"
             rows.append((preset, str(ranks), str(threads), speed, f"{row['speedup']:.2f}", predicted))
-    return measured(machines) + table(header, rows)
+    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
 def scaled(group: Path) -> str:
     """What the model says of machines that were not measured."""
     header = ("preset", "hosts x ranks x threads", "environments", "decisions/s", "of the cores' bound", "all-reduce")
     rows, notes = [], []
-    for path in sorted(group.glob("*.json")):
-        figures = json.loads(path.read_text(encoding="utf-8"))
+    for figures in read_all(group):
         model, preset = fit(figures), f"`{figures['config']['preset']}`"
         for hosts, here, threads, num_envs in MACHINES:
             speed = model.speed(hosts * here, threads, num_envs, hosts)
@@ -116,10 +117,8 @@ def scaled(group: Path) -> str:
 def sb3(group: Path) -> str:
     """Speed of training compared with Stable-Baselines3, in alternating windows; a file per comparison."""
     header = ("instructions", "trainer", "decisions/s: median (min to max)", "ratio to SB3", "start", "memory (PSS)")
-    machines, rows = [], []
-    for path in sorted(group.glob("*.json")):
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        machines.append(figures["machine"])
+    measurements, rows = read_all(group), []
+    for figures in measurements:
         instructions = figures["machine"]["instructions"].removesuffix(" with bfloat16")
         contenders = figures["contenders"].values()
         best = max(row["median"] for row in contenders if row["contender"].startswith("SB3"))
@@ -128,7 +127,7 @@ def sb3(group: Path) -> str:
             ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
             what = f"{row['contender'].removesuffix(' 50 envs')} ({row['note']})"  # the note has the precision
             rows.append((instructions, what, speed, ratio, start, memory))
-    return measured(machines) + table(header, rows)
+    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
 def games(*groups: Path) -> str:

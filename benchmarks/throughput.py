@@ -34,8 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
-from common import PeakMemory, check_windows, make_console, window
+from common import PeakMemory, check_windows, make_console, run_benchmark, window
 from rich.console import Console
 from rich.table import Table
 
@@ -222,19 +221,15 @@ def run(options: Options, config: Config) -> dict[str, Any]:
     }
 
 
+def measure_flags(options: Options, flags: list[str]) -> dict[str, Any]:
+    """Check the flags and measure."""
+    check_windows(options.seconds, options.rounds)
+    return run(options, parse_config(flags))
+
+
 def main() -> int:
-    """Parse the flags, measure, print, write; returns the exit code."""
-    try:
-        options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
-        check_windows(options.seconds, options.rounds)
-        figures = run(options, parse_config(rest))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    report(figures, make_console())
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return 0
+    """The whole benchmark; returns the exit code."""
+    return run_benchmark(Options, HELP, measure_flags, lambda figures: report(figures, make_console()))
 
 
 if __name__ == "__main__":

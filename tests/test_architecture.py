@@ -14,7 +14,7 @@ import a2c
 PACKAGE = Path(a2c.__file__).parent
 WINGS = {  # in the order of imports; None: the files of the method, which lie on top
     "config": ("presets", "validation", "config", "resolve"),
-    "processes": ("errors", "watchdog", "start", "signals", "pool"),
+    "processes": ("place", "errors", "watchdog", "start", "signals", "pool"),
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
     "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from toys import NO_DEFAULTS as CONFIG
 from toys import learn, spaces
 
 from a2c.batch import Experience, Transitions, unpack_batch
@@ -22,20 +23,6 @@ from a2c.networks import MlpA2C, make_network
 from a2c.policy import initial_state, replay
 from a2c.rollout import Rollout
 from a2c.update import Gradients
-
-# No coefficient at its default, so that none can be forgotten on the way.
-CONFIG = Config(
-    threads=1,
-    precision="float32",
-    gamma=0.9,
-    gae_lambda=0.8,
-    reward_clip=1.5,
-    learning_rate=0.01,
-    adam_eps=1e-4,
-    entropy_coef=0.05,
-    value_coef=0.7,
-    max_grad_norm=0.4,
-)
 
 
 def random_rollout(steps: int = 6, envs: int = 11, seed: int = 0) -> Rollout:

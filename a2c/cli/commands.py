@@ -22,7 +22,8 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
-from a2c.processes.errors import RankError, WorkerError, is_no_memory, on_ranks, reported_elsewhere
+from a2c.processes.errors import RankError, WorkerError, is_no_memory, reported_elsewhere
+from a2c.processes.place import find_place
 from a2c.processes.signals import leave
 
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
@@ -49,7 +50,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         code = answer(*args, **kwargs)
         # With torch 2.13, an exit of ranks that had been connected may abort in a destructor of C++.
-        return leave(code, at_once=True) if on_ranks() else code
+        return leave(code, at_once=True) if find_place().size > 1 else code
 
     def answer(*args: P.args, **kwargs: P.kwargs) -> int:
         try:

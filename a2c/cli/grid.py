@@ -33,7 +33,7 @@ def make_runs(options: Compare, flags: Sequence[str]) -> list[Run]:
         raise ValueError(f"jobs must be at least 1, got {options.jobs}")
     seeds, grid = parse_seeds(options.seeds), parse_vary(options.vary)
     given = {re.sub("^--(no-)?", "", flag.split("=")[0]).replace("-", "_") for flag in flags if flag.startswith("--")}
-    if isinstance(options, Sweep) and not {"stop_after"}.isdisjoint({*given, *grid}):
+    if isinstance(options, Sweep) and "stop_after" in {*given, *grid}:
         raise ValueError("stop_after must be left out of a sweep: use --budget")
     for name, instead in PER_RUN.items():
         if name in given:

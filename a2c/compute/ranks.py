@@ -6,25 +6,16 @@ in the gradient; the sum over all ranks, one all-reduce per optimiser step, is w
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from a2c.config.config import Config
+from a2c.processes.place import Place
 
 T = TypeVar("T")
-
-
-class Place(NamedTuple):
-    """Where a process stands among those that learn together, and among those of its host."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
 
 
 class Ranks:
@@ -88,14 +79,6 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the other ranks."""
-
-
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """What torchrun has written into the environment; alone where it has not started this process."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if "TORCHELASTIC_RUN_ID" not in environ or not all(name in environ for name in names):
-        return Place()
-    return Place(*(int(environ[name]) for name in names))
 
 
 def check_shareable(config: Config, size: int) -> None:

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2c.compute.ranks import Place, Ranks, check_shareable, find_place
+from a2c.compute.ranks import Ranks, check_shareable
 from a2c.config.config import Config
 from a2c.processes.errors import REPORTED_BY, RankError
+from a2c.processes.place import Place, find_place
 from a2c.processes.start import stop_with_parent
 
 T = TypeVar("T")

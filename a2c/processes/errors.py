@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
+
+from a2c.processes.place import find_place
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
@@ -67,13 +68,9 @@ def is_no_memory(error: MemoryError | RuntimeError) -> bool:
 
 def reported_elsewhere(error: Exception) -> bool:
     """Whether another rank shows it: the one that a note names; of what all find, the first of each host."""
-    if not on_ranks():
+    place = find_place()
+    if place.size == 1:
         return False
     if names := [note for note in getattr(error, "__notes__", ()) if note.startswith(REPORTED_BY)]:
-        return bool(names[-1] != f"{REPORTED_BY} {os.environ['RANK']}")
-    return isinstance(error, ValueError | FloatingPointError) and os.environ["LOCAL_RANK"] != "0"
-
-
-def on_ranks() -> bool:
-    """Whether torchrun has started this process as one of several."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+        return bool(names[-1] != f"{REPORTED_BY} {place.rank}")
+    return isinstance(error, ValueError | FloatingPointError) and place.local_rank != 0

@@ -80,7 +80,7 @@ class RunState:
                     self.in_memory["algorithm"] = self._without_episodes()
             self.algorithm.start(new_run=False)
             with raising_checkpoint_error(self.path):
-                continued = self._continue_episodes()
+                continued = self._continue(self.in_memory["algorithm"])
         self.timer.start(self.seconds_before, self.env_steps)
         self.capture()
         return continued
@@ -95,15 +95,14 @@ class RunState:
         state = self.in_memory["algorithm"]
         return state and {**state, "envs": [None for _ in state["envs"]]}
 
-    def _continue_episodes(self) -> bool:
-        """Whether those in memory continue, on every rank."""
-        episodes = copy.deepcopy(self.in_memory["algorithm"])
-        return all(self.ranks.all(lambda: bool(episodes) and self.algorithm.load_state_dict(episodes)))
+    def _continue(self, episodes: dict[str, Any] | None) -> bool:
+        """Continue `episodes`, which are used up; whether every rank can."""
+        return all(self.ranks.all(lambda: self.algorithm.load_state_dict(episodes) if episodes else False))
 
     def restart(self) -> bool:
         """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it continue."""
         self.algorithm.start(new_run=False)
-        return self._continue_episodes()
+        return self._continue(copy.deepcopy(self.in_memory["algorithm"]))
 
     def capture(self) -> dict[str, Any]:
         """Copy the state into memory and return it. FloatingPointError where a parameter is NaN or infinite."""

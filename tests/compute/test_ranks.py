@@ -12,12 +12,12 @@ import torch
 from experience import random_rollout
 from thread_ranks import on_ranks
 from torch import nn
-from toys import spaces
+from toys import NO_DEFAULTS, spaces
 
 from a2c.algorithms.a2c import A2C
 from a2c.algorithms.base import TrainingStats, merge_ranks
 from a2c.compute.compute import Compute
-from a2c.compute.ranks import Place, Ranks, check_shareable, find_place
+from a2c.compute.ranks import Ranks, check_shareable
 from a2c.config.config import Config
 from a2c.envs.make import run_seeds
 from a2c.envs.vector_env import Episode
@@ -25,25 +25,11 @@ from a2c.learner import Learner
 from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.processes.errors import WorkerError
+from a2c.processes.place import Place, find_place
 from a2c.processes.signals import StopRequest
 from a2c.rollout import Rollout
 
-CONFIG = Config(
-    threads=1,
-    precision="float32",
-    network="mlp",
-    num_envs=11,
-    num_minibatches=3,
-    epochs=2,
-    gamma=0.9,
-    gae_lambda=0.8,
-    reward_clip=1.5,
-    learning_rate=0.01,
-    lr_final=1.0,
-    adam_eps=1e-4,
-    entropy_coef=0.05,
-    max_grad_norm=0.4,
-)
+CONFIG = replace(NO_DEFAULTS, network="mlp", num_envs=11, num_minibatches=3, epochs=2, lr_final=1.0)
 ENVIRON = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 
 

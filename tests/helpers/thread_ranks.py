@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from a2c.compute.ranks import Place
 from a2c.compute.torch_ranks import TorchRanks, _outcome
+from a2c.processes.place import Place
 
 
 class ThreadRanks(TorchRanks):

@@ -23,6 +23,20 @@ from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, su
 
 N_ACTIONS = 5
 
+# No coefficient at its default, so that none can be forgotten on the way.
+NO_DEFAULTS = Config(
+    threads=1,
+    precision="float32",
+    gamma=0.9,
+    gae_lambda=0.8,
+    reward_clip=1.5,
+    learning_rate=0.01,
+    adam_eps=1e-4,
+    entropy_coef=0.05,
+    value_coef=0.7,
+    max_grad_norm=0.4,
+)
+
 
 class CountingEnv(gym.Env):
     """Shows (index, episode, step); pays `10 * step + action`; ends after `length` decisions.
