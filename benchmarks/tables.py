@@ -31,7 +31,7 @@ CURVE = ROOT / "docs" / "pong.png"
 # Hosts, ranks of each, threads of each rank, environments.
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
-GAMES = ("breakout", "qbert")  # their directories in results/
+GAMES = ("breakout", "qbert", "spaceinvaders")  # their directories in results/
 GAMES_TITLE = (
     "True scores of the frozen policy over 100 episodes, one seed per game, beside those of RL Baselines3 Zoo (one\n"
     "run each, 10 million decisions).\n\n"
@@ -39,6 +39,7 @@ GAMES_TITLE = (
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
     "Breakout": (280, 398),
     "Qbert": (3_882, 15_627),
+    "SpaceInvaders": (627, 960),
 }
 
 

@@ -13,12 +13,13 @@ cd "$(dirname "$0")/.."
 # pong-fast, with seeds that were not used to choose its settings.
 a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 --keep-policy-every 20000
 
-# One setting for all games: one seed each, 10 million decisions.
+# One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
+a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 
 # What is published of a game: its policy as float16, a hundred episodes of this policy, a film of one.
-for game in breakout qbert; do
+for game in breakout qbert spaceinvaders; do
     out=runs/results/$game
     rm -f "$out/latest.pt"
     a2c export "$out/atari/seed-0" "$out/latest.pt" --checkpoint latest.pt --half
