@@ -86,9 +86,9 @@ class Config:
     """Lambda of the lambda-return; 1 gives the n-step return (0 to 1)."""
     learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.001
     """Step size of the optimiser; also --lr (per update)."""
-    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.15
+    lr_final: Annotated[float, Range(0.0, 1.0)] = 0.1
     """Learning rate at the end of its linear schedule, and after it (share of learning_rate; 1 = constant)."""
-    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.4
+    schedule_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.3
     """Where the schedules of learning_rate and entropy_coef end (share of total_env_steps)."""
     optimizer: Optimizer = "adam"
     """Optimiser of the network's parameters."""
@@ -100,7 +100,7 @@ class Config:
     """Epsilon in RMSprop's denominator (gradient units; squared with rmsprop_eps_inside)."""
     rmsprop_eps_inside: bool = False
     """Add rmsprop_eps under the square root, as the first A3C programs did."""
-    entropy_coef: Annotated[float, Range(0.0, 100.0)] = 0.01
+    entropy_coef: Annotated[float, Range(0.0, 100.0)] = 0.02
     """Weight of the entropy bonus in the loss (per nat)."""
     entropy_final: Annotated[float, Range(0.0, 1.0)] = 0.1
     """Weight of the entropy bonus at the end of its schedule, and after it (share of entropy_coef; 1 = constant)."""
