@@ -1,5 +1,6 @@
 """Training from a program: step by step, with a network and an environment of one's own."""
 
+import errno
 import signal
 from functools import partial
 
@@ -113,6 +114,20 @@ def test_leaving_the_loop_saves_and_the_run_continues_exactly(tmp_path):
     result = a2c.Trainer.resume(tmp_path / "left").run()
     a2c.Trainer(tiny(tmp_path / "straight")).run()
     assert result.finished and same(network_of(tmp_path / "left"), network_of(tmp_path / "straight"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python prints the error
+def test_an_error_of_the_last_checkpoint_after_a_break_is_raised_by_result(tmp_path, monkeypatch):
+    trainer = a2c.Trainer(tiny(tmp_path / "run"))
+
+    def refuse(outputs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trainer.state, "save_last", refuse)
+    for _ in trainer:
+        break
+    with pytest.raises(OSError, match="No space left on device"):
+        trainer.result()
 
 
 def test_an_error_in_the_loop_is_the_callers_and_the_run_is_saved(tmp_path):
