@@ -235,12 +235,6 @@ class Trainer:
     def close(self) -> None:
         """End threads, environments, outputs and lock, each whatever happens to the others."""
         with ExitStack() as closing_all:
-            closers = (
-                self.lock.release,
-                self.ranks.close,
-                self.outputs.close,
-                self.algorithm.close,
-                self.compute.close,
-            )
-            for close in closers:
-                closing_all.callback(close)  # called in reverse order: the threads that use environments end first
+            closing_all.callback(self.lock.release)
+            for part in (self.ranks, self.outputs, self.algorithm, self.compute):
+                closing_all.callback(part.close)  # called in reverse order: the threads that use environments end first

@@ -153,7 +153,9 @@ def test_result_says_how_the_run_has_ended(tmp_path):
     assert result.finished and result.reason == "all environment steps done" and result.exit_code == 0
     assert result.episodes == len(scores) and result.score == pytest.approx(np.mean(scores[-100:]))
     assert result.best_score == -np.inf and result.env_steps == 480 and result.seconds > 0
-    assert f"score: {result.score:.1f} (mean of the last 100 of {len(scores)} episodes)" in repr(result)
+    assert f"score: {result.score:.1f} (mean of the last {min(100, len(scores))} of {len(scores)} episodes)" in repr(
+        result
+    )
     assert str(tmp_path / "run") in repr(result)
 
 
