@@ -57,6 +57,8 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
             return command(*args, **kwargs)
         except ValueError as error:
             return _refuse(error)
+        except BrokenPipeError:  # who read the output has ended, as in `a2c --help | head`
+            return leave(1, at_once=True)
         except (OSError, FloatingPointError) as error:
             return _refuse(error, code=1)
         except (MemoryError, RuntimeError) as error:
@@ -181,7 +183,7 @@ def _export(options: Export) -> int:
 
     env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
     size = options.out.stat().st_size
-    print(f"{options.out}: policy of {options.run_dir} after {env_steps:,} env_steps, {size / 1e6:.1f} MB")
+    print(f"{options.out}: policy of {options.run_dir} after {env_steps:,} env_steps, {size / 1e3:,.0f} kB")
     return 0
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from a2c.metrics.meters import StageTimer
+from a2c.metrics.meters import WINDOW, StageTimer
 from a2c.metrics.panel import Panel
 from a2c.metrics.text import format_duration, format_score
 from a2c.processes.signals import StopRequest
@@ -160,8 +160,9 @@ class Display:
         table.add_row("environment steps", f"{row['env_steps']:,} ({frames:,} frames)")
         table.add_row("updates", f"{row['updates']:,}")
         table.add_row("episodes", f"{row['episodes']:,}")
-        table.add_row("mean score of the last 100 episodes", format_score(row["reward_100"]))
-        table.add_row("best mean of 100 episodes", format_score(row["best_reward_100"]))
+        last = min(int(row["episodes"]), WINDOW) or WINDOW
+        table.add_row(f"mean score of the last {last} episodes", format_score(row["reward_100"]))
+        table.add_row(f"best mean of {WINDOW} episodes", format_score(row["best_reward_100"]))
         table.add_row("wall time", format_duration(row["seconds"]))
         table.add_row("mean speed", f"{row['env_steps'] / max(row['seconds'], 1e-9):,.0f} steps/s")
         self.console.print(table)

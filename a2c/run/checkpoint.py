@@ -233,9 +233,9 @@ def raising_checkpoint_error(path: Path) -> Iterator[None]:
 
 def _advice(path: Path) -> str:
     previous = path.with_name(PREVIOUS)
-    if path == previous or not previous.exists():
+    if path.name != LATEST or not previous.exists():
         return ""
-    return f"; rename {previous} to {path.name} to continue from the one before"
+    return f"; rename {previous} to {LATEST} to continue from the one before"
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:

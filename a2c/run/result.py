@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from a2c.envs.vector_env import Episode
+from a2c.metrics.meters import WINDOW
 from a2c.metrics.text import format_duration, format_score
 
 
@@ -34,9 +35,10 @@ class TrainingResult:
     exit_code: int  # of the command: 0, or 128 + the number of the signal that stopped the run
 
     def __repr__(self) -> str:
+        last = min(self.episodes, WINDOW)
         lines = {
             "reason": self.reason,
-            "score": f"{format_score(self.score)} (mean of the last 100 of {self.episodes:,} episodes)",
+            "score": f"{format_score(self.score)} (mean of the last {last} of {self.episodes:,} episodes)",
             "length": f"{self.env_steps:,} decisions in {format_duration(self.seconds)}",
             "run_dir": str(self.run_dir),
         }

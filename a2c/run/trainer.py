@@ -81,6 +81,7 @@ class Trainer:
             refused.pop_all()
         self.started = self.episodes_continue = False
         self.episodes: list[Episode] = []  # that ended in the last step
+        self.error: Exception | None = None  # that has ended the run
         self.seconds = self.state.seconds_before  # of training, once the run has ended
 
     def _load(self, network: NetworkFn | None) -> dict[str, Any]:
@@ -129,12 +130,17 @@ class Trainer:
                     self.stop.leave()
             if begun:
                 self._guarded(self._finish)
+        except Exception as error:
+            self.error = error  # Python prints what is raised after a `break`, and goes on
+            raise
         finally:
             with stop_on_signals(self.stop):
                 self.close()
 
     def result(self) -> TrainingResult:
-        """How the run has ended."""
+        """How the run has ended; raises the error that has ended it, such as one of the last checkpoint."""
+        if self.error:
+            raise self.error
         scores, env_steps = self.scores, self.state.env_steps
         return TrainingResult(
             self.run_dir,
@@ -229,12 +235,6 @@ class Trainer:
     def close(self) -> None:
         """End threads, environments, outputs and lock, each whatever happens to the others."""
         with ExitStack() as closing_all:
-            closers = (
-                self.lock.release,
-                self.ranks.close,
-                self.outputs.close,
-                self.algorithm.close,
-                self.compute.close,
-            )
-            for close in closers:
-                closing_all.callback(close)  # called in reverse order: the threads that use environments end first
+            closing_all.callback(self.lock.release)
+            for part in (self.ranks, self.outputs, self.algorithm, self.compute):
+                closing_all.callback(part.close)  # called in reverse order: the threads that use environments end first

@@ -52,7 +52,7 @@ def _training_data(settings: dict[str, Any], summary: Mapping[str, str]) -> str:
 
 
 def _results(summary: Mapping[str, str]) -> str:
-    rows = [f"{name}: {text}. " for name, text in summary.items() if name.startswith(("Best", "Final", "Target"))]
+    rows = [f"{name}: {text}. " for name, text in summary.items() if name.startswith(("Best", "Mean", "Target"))]
     text = f"One run, seed {summary['Seed']}. {''.join(rows)}"
     if "Evaluation" in summary:
         return text + f"Evaluation of the frozen policy: {summary['Evaluation']}."

@@ -27,7 +27,11 @@ CHARTS = (  # id in the page, title, how to read it; one without a value is not 
         "Explained variance",
         "1 is a perfect value head, 0 one that has learned nothing. Values below -1 are cut off.",
     ),
-    ("approx_kl", "approx_kl", "How far the policy moves from the one that acted: 0.01 to 0.1 is usual."),
+    (
+        "approx_kl",
+        "KL divergence",
+        "How far the policy moves from the one that acted: 0.01 to 0.1 is usual.",
+    ),
     (
         "ratios",
         "Importance ratios",

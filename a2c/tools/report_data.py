@@ -113,7 +113,7 @@ def _summary(run_dir: Path, settings: dict[str, Any], episodes: Table, metrics: 
         ("Episodes", f"{len(episodes['score']):,}"),
         (f"Best mean of {WINDOW} episodes", format_score(best)),
         ("Target", _target(settings, episodes)),
-        (f"Final mean of {window} episodes", format_score(means[-1] if len(means) else np.nan)),
+        (f"Mean of the last {window} episodes", format_score(means[-1] if len(means) else np.nan)),
         ("Last episode", format_number(episodes["score"][-1]) if len(means) else "-"),
     ]
     return rows + [("Evaluation", text) for text in _evaluations(run_dir)]

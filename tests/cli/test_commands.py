@@ -141,6 +141,12 @@ def test_train_names_the_nearest_flag_whatever_the_terminal_can_draw(flag, near,
     assert "---" not in done.stderr and "," not in done.stderr.split("did you mean")[1]
 
 
+def test_a_reader_that_has_ended_is_no_error():
+    code = f"{sys.executable} -m a2c evaluate --help | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, env=same_modules())
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_train_with_cuda_but_no_gpu_prints_that_it_uses_the_cpu(capsys, tmp_path):
     flags = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "2", "--total-env-steps", "40", "--cuda"]

@@ -214,5 +214,5 @@ def test_display_summary_does_not_break_the_run_directory_and_says_how_to_contin
             lambda d, end=finished: d.summary(row_of(1500), "stopped by SIGINT", end),
             run_dir=run_dir,
         )
-        assert f"\nrun directory {run_dir}\n" in shown
+        assert f"\nrun directory {run_dir}\n" in shown and "mean score of the last 3 episodes" in shown
         assert (f"\nto continue: a2c train --resume '{run_dir}'\n" in shown) != finished

@@ -1,5 +1,6 @@
 """Training from a program: step by step, with a network and an environment of one's own."""
 
+import errno
 import signal
 from functools import partial
 
@@ -115,6 +116,20 @@ def test_leaving_the_loop_saves_and_the_run_continues_exactly(tmp_path):
     assert result.finished and same(network_of(tmp_path / "left"), network_of(tmp_path / "straight"))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python prints the error
+def test_an_error_of_the_last_checkpoint_after_a_break_is_raised_by_result(tmp_path, monkeypatch):
+    trainer = a2c.Trainer(tiny(tmp_path / "run"))
+
+    def refuse(outputs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trainer.state, "save_last", refuse)
+    for _ in trainer:
+        break
+    with pytest.raises(OSError, match="No space left on device"):
+        trainer.result()
+
+
 def test_an_error_in_the_loop_is_the_callers_and_the_run_is_saved(tmp_path):
     def train():
         for _ in a2c.Trainer(tiny(tmp_path / "run")):
@@ -138,7 +153,9 @@ def test_result_says_how_the_run_has_ended(tmp_path):
     assert result.finished and result.reason == "all environment steps done" and result.exit_code == 0
     assert result.episodes == len(scores) and result.score == pytest.approx(np.mean(scores[-100:]))
     assert result.best_score == -np.inf and result.env_steps == 480 and result.seconds > 0
-    assert f"score: {result.score:.1f} (mean of the last 100 of {len(scores)} episodes)" in repr(result)
+    assert f"score: {result.score:.1f} (mean of the last {min(100, len(scores))} of {len(scores)} episodes)" in repr(
+        result
+    )
     assert str(tmp_path / "run") in repr(result)
 
 

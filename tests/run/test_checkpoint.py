@@ -80,6 +80,10 @@ def test_checkpoint_before_the_last_is_kept_and_offered(hard_links, tmp_path, mo
     with pytest.raises(CheckpointError) as refusal:
         load_checkpoint(path)
     assert f"rename {tmp_path / 'previous.pt'} to latest.pt" in one_line(refusal)
+    (tmp_path / "metrics.csv").write_text("env_steps\n")
+    with pytest.raises(CheckpointError, match=r"not a checkpoint \(File is not a zip file\)$"):
+        load_checkpoint(tmp_path / "metrics.csv")
+    (tmp_path / "metrics.csv").unlink()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.pt", "previous.pt"]
 
 

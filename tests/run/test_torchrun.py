@@ -194,7 +194,7 @@ def hosts():
     try:
         for number, path in enumerate(known, start=1):
             path.mkdir(parents=True)
-            (path / "nsswitch.conf").write_text("hosts: files\n")  # no name server: looking up a name would take minutes
+            (path / "nsswitch.conf").write_text("hosts: files\n")  # no name server: a lookup would take minutes
             # By its own name's address a host finds out that it is the one of --rdzv-endpoint.
             (path / "hosts").write_text(f"127.0.0.1 localhost\n10.213.7.{number} {socket.gethostname()}\n")
         for words in (["netns", "add", names[1]], ["link", "add", names[0], "type", "veth", "peer", "name", names[1]]):

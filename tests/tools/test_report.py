@@ -48,7 +48,7 @@ def test_a_report_says_what_the_run_did(tmp_path):
         "Episodes": "200",
         "Best mean of 100 episodes": "149.5",
         "Target": "100 reached at 1,510 decisions, 0:01:15",
-        "Final mean of 100 episodes": "149.5",
+        "Mean of the last 100 episodes": "149.5",
         "Last episode": "199",
     }
     assert [text for _, text in data["summary"][11:]] == [
