@@ -70,7 +70,7 @@ class Learner:
                 if network:
                     check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
             self.net = net.to(compute.device)
-            compute.ranks.copy_first(self.net.state_dict().values())
+            compute.ranks.copy_first(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared.net, shared.optimizer
@@ -113,6 +113,8 @@ class Learner:
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
+        if self.config.network == "custom":  # forward passes may have changed its buffers; a2c's own are equal
+            self.compute.ranks.copy_first(self.net.buffers())
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += self._decisions(rollout)
 

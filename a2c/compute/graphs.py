@@ -43,23 +43,19 @@ def make_replay(
     replay leave both as they were. No other thread may use the GPU meanwhile.
     """
     kind = GraphReplay if device.type == "cuda" else EagerReplay
-    return kind(function, inputs, changes, generator)
+    with unchanged(changes, generator):
+        return kind(function, [tensor.clone() for tensor in inputs], generator)
 
 
 class EagerReplay:
     """Calls the function, over buffers that stay where they are."""
 
     def __init__(
-        self,
-        function: TensorFunction,
-        inputs: Sequence[Tensor],
-        changes: Sequence[Tensor],
-        generator: torch.Generator | None,
+        self, function: TensorFunction, inputs: Sequence[Tensor], generator: torch.Generator | None = None
     ) -> None:
-        self.function = function
-        self.inputs = [tensor.clone() for tensor in inputs]
-        with unchanged(changes, generator):
-            self.outputs = [tensor.clone() for tensor in function(*self.inputs)]
+        """`inputs`: the buffers. The function is called, and draws from `generator`."""
+        self.function, self.inputs = function, inputs
+        self.outputs = [tensor.clone() for tensor in function(*inputs)]
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         _copy(self.inputs, inputs)
@@ -71,20 +67,16 @@ class GraphReplay:
     """Replays a CUDA graph of the function."""
 
     def __init__(
-        self,
-        function: TensorFunction,
-        inputs: Sequence[Tensor],
-        changes: Sequence[Tensor],
-        generator: torch.Generator | None,
+        self, function: TensorFunction, inputs: Sequence[Tensor], generator: torch.Generator | None = None
     ) -> None:
-        self.inputs = [tensor.clone() for tensor in inputs]
-        with unchanged(changes, generator):
-            _warm_up(function, self.inputs)
+        """`inputs`: the buffers. The function is called, and draws from `generator`."""
+        self.function, self.inputs = function, inputs  # kept: a graph reads memory that the function refers to
+        _warm_up(function, inputs)
         self.graph: Any = torch.cuda.CUDAGraph()
         if generator is not None:  # each replay then draws new numbers
             self.graph.register_generator_state(generator)
         with torch.cuda.graph(self.graph):
-            self.outputs = list(function(*self.inputs))
+            self.outputs = list(function(*inputs))
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         _copy(self.inputs, inputs)

@@ -24,6 +24,7 @@ from a2c.processes.start import stop_with_parent
 T = TypeVar("T")
 PATIENCE = 600.0  # seconds, at least, that a rank waits for the others, which may start environments or wait for a disk
 HEARTBEAT = 0.5  # seconds between two signs of life of a rank
+SETTLE = 0.2  # seconds between the last call of a rank and the end of its connection
 ROLL_CALL = 2.5  # seconds without a sign of life after which a rank counts as lost
 
 
@@ -134,6 +135,9 @@ class TorchRanks(Ranks):
         if not self.closed.is_set():
             self.closed.set()
             self.heart.join(ROLL_CALL)
+            # A thread of gloo drops the tensors of its last call after the call has returned, and needs Python's lock
+            # for that. In an interpreter that exits it cannot have it: the process would abort.
+            time.sleep(SETTLE)
             dist.destroy_process_group()
 
 

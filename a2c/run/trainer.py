@@ -59,7 +59,7 @@ class Trainer:
             again = max(ranks.gather(times_restarted())) > 0
             config, self.run_dir = ranks.first(lambda: run_directory(config, again))
             self.lock = RunLock(self.run_dir)
-            self.spaces = spaces = probe_spaces(config)
+            self.spaces = spaces = ranks.all(lambda: probe_spaces(config))[ranks.rank]
             self.wants_gpu = config.cuda
             self.config = config = resolve(replace(config, env=find_spec(config.env).id), spaces.obs_shape)
             self.compute = Compute(config, ranks)

@@ -1,6 +1,8 @@
 """Replays: over memory that stays where it is, in the right order, and preparing one leaves no trace."""
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
@@ -112,17 +114,30 @@ def test_graph_is_warmed_up_on_a_side_stream_restored_captured_and_replayed(monk
 
     monkeypatch.setattr(graphs, "unchanged", noting)
     step = noisy_step(weight, generator, log)
-    replay = GraphReplay(step, [torch.ones(2)], [weight], generator)
+    replay = make_replay(step, [torch.ones(2)], torch.device("cuda", 0), [weight], generator)
     before = [
         *("save", "side stream waits for caller's stream", "on side stream"),
         *(["function"] * graphs.WARM_UP),
-        *("off", "caller's stream waits for side stream", "restore"),
-        *("register Generator", "capture", "function", "captured"),
+        *("off", "caller's stream waits for side stream"),
+        *("register Generator", "capture", "function", "captured", "restore"),
     ]
     assert log == before
     outputs = replay(torch.full((2,), 5.0))
     assert log == [*before, "replay"]  # the function is not called again
     assert outputs is replay(torch.zeros(2)) and replay.inputs[0].tolist() == [0, 0]
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_graph(monkeypatch):
+    Fakes([]).patch(monkeypatch)
+    read = torch.zeros(1)  # by its address: a graph holds no reference
+    alive = weakref.ref(read)
+    replay = make_replay(lambda obs, read=read: [obs + read], [torch.zeros(1)], torch.device("cuda", 0))
+    del read
+    gc.collect()
+    assert alive() is not None
+    del replay
+    gc.collect()
+    assert alive() is None
 
 
 def test_make_replay_captures_on_a_gpu_alone(monkeypatch):

@@ -5,6 +5,7 @@ import signal
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -46,11 +47,30 @@ class Drawn(nn.Module):
         return outputs[:, :3], outputs[:, 3:]
 
 
-def some_rollout(seed: int) -> Rollout:
+class BatchNormed(nn.Module):
+    """A network with buffers that each forward pass changes, and one that no checkpoint holds."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("noise", torch.from_numpy(draw.normal(size=4)).float(), persistent=False)
+
+    def forward(self, obs):
+        outputs = self.head(self.norm(obs.float()) + self.noise)
+        return outputs[:, :3], outputs[:, 3:]
+
+
+def some_rollout(seed: int, rnn_state_size: int = 0) -> Rollout:
     """Experience of 11 environments whose log_probs are those of another policy."""
     rollout = random_rollout(6, 11, seed)
     scaled = {name: getattr(rollout, name) / 255 for name in ("obs", "next_obs", "final_obs")}
-    return replace(rollout, **scaled, log_probs=torch.full((6, 11), -1.0))
+    draw = torch.Generator().manual_seed(seed)
+    states = {
+        name: torch.randn(len(getattr(rollout, name)), rnn_state_size, generator=draw)
+        for name in ("rnn_state", "next_rnn_state", "final_rnn_state")
+    }
+    starts = torch.cat([torch.rand(1, 11, generator=draw) < 0.5, (rollout.terminated | rollout.truncated)[:-1]])
+    return replace(rollout, **scaled, **states, starts=starts, log_probs=torch.full((6, 11), -1.0))
 
 
 def own_part(rollout: Rollout, rank: int, size: int) -> Rollout:
@@ -60,14 +80,14 @@ def own_part(rollout: Rollout, rank: int, size: int) -> Rollout:
 
 
 @cache
-def first_parameters():
-    return make_network(CONFIG, (4,), 3, False).state_dict()
+def first_parameters(network="mlp"):
+    return make_network(replace(CONFIG, network=network, lstm_units=8), (4,), 3, False).state_dict()
 
 
 def learned(ranks: Ranks, config: Config, rollouts: list[Rollout]) -> Learner:
     with closing(Compute(config, ranks)) as compute:
         learner = Learner(config, spaces((4,), 3), compute)
-        learner.net.load_state_dict(first_parameters())  # threads draw from one generator, in any order
+        learner.net.load_state_dict(first_parameters(config.network))  # threads draw from one generator, in any order
         for rollout in rollouts:
             learner.learn(own_part(rollout, ranks.rank, ranks.size))
             learner.update_metrics()
@@ -87,9 +107,28 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size, changes):
         first_parameters()["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3
     )
     for learner in on_ranks(size, lambda ranks: learned(ranks, config, rollouts)):
-        assert (learner.env_steps, learner.updates) == (alone.env_steps, alone.updates)
-        torch.testing.assert_close(learner.net.state_dict(), alone.net.state_dict(), rtol=1e-4, atol=1e-5)
-        assert learner.last_metrics == pytest.approx(alone.last_metrics, rel=1e-3, abs=1e-5)
+        check_equal(learner, alone)
+
+
+@pytest.mark.parametrize("size", [2, 3, 11])
+def test_any_number_of_ranks_learns_what_one_process_learns_with_a_recurrent_network(size):
+    config = replace(CONFIG, network="lstm", lstm_units=8)
+    rollouts = [some_rollout(seed, rnn_state_size=16) for seed in (0, 1)]
+    alone = learned(Ranks(), config, rollouts)
+    others = [replace(rollouts[0], rnn_state=rollouts[0].rnn_state.flip(0)), rollouts[1]]
+    with pytest.raises(AssertionError):  # the rnn_states matter
+        check_equal(learned(Ranks(), config, others), alone)
+    for learner in on_ranks(size, lambda ranks: learned(ranks, config, rollouts)):
+        check_equal(learner, alone)
+
+
+def check_equal(learner: Learner, alone: Learner) -> None:
+    """A rank's learner has the counts, the last gradients, the parameters and the metrics of one that is `alone`."""
+    assert (learner.env_steps, learner.updates) == (alone.env_steps, alone.updates)
+    gradients = [[parameter.grad for parameter in one.net.parameters()] for one in (learner, alone)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(learner.net.state_dict(), alone.net.state_dict(), rtol=1e-4, atol=1e-5)
+    assert learner.last_metrics == pytest.approx(alone.last_metrics, rel=1e-3, abs=1e-5)
 
 
 def test_parameters_of_all_ranks_are_bitwise_the_same():
@@ -185,6 +224,26 @@ def test_networks_that_were_drawn_differently_become_those_of_rank_0():
 
     first, *others = on_ranks(3, parameters)
     assert first.abs().sum() > 0 and all(torch.equal(first, other) for other in others)
+
+
+def test_buffers_of_ones_own_network_are_those_of_rank_0():
+    def buffers(ranks):
+        with closing(Compute(CONFIG, ranks)) as compute:
+            net = BatchNormed(np.random.default_rng(ranks.rank))
+            learner = Learner(
+                replace(CONFIG, network="custom"), spaces((4,), 3), compute, network=lambda shape, actions: net
+            )
+            states = [copy.deepcopy(dict(net.named_buffers()))]
+            for seed in range(2):
+                net(torch.full((3, 4), float(ranks.rank)))  # as it acts, on what this rank alone sees
+                learner.learn(own_part(some_rollout(seed), ranks.rank, ranks.size))
+                states.append(copy.deepcopy(dict(net.named_buffers())))
+        return states
+
+    first, *others = on_ranks(3, buffers)
+    assert not any(torch.equal(one["norm.running_mean"], other["norm.running_mean"]) for one, other in pairwise(first))
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
 
 
 def test_ranks_with_other_devices_or_precisions_are_refused():

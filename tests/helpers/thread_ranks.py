@@ -25,7 +25,8 @@ class ThreadRanks(TorchRanks):
         return items
 
     def copy_first(self, tensors):
-        for mine, first in zip(tensors, self.gather(list(tensors))[0], strict=True):
+        tensors = list(tensors)
+        for mine, first in zip(tensors, self.gather(tensors)[0], strict=True):
             mine.copy_(first)
 
     def first(self, function):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from a2c.metrics.results import read_episodes
+from a2c.metrics.results import read_episodes, read_evaluations
 from a2c.run.checkpoint import load_checkpoint
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
@@ -20,16 +20,52 @@ FLAGS = "--preset cartpole --num-envs 7 --total-env-steps 11200 --log-every 0.2 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without ranks")]
 
 
-def start(ranks, *flags, launcher=("--standalone",), host=None):
+SCRIPT = """
+import os
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+
+from a2c.config.config import Config
+from a2c.run.trainer import Trainer
+
+
+def env_fn():
+    if os.environ["RANK"] == "1":
+        raise OSError("no data on this host")
+    return gym.make("CartPole-v1")
+
+
+config = Config(env="CartPole-v1", backend="sync", num_envs=4, rollout_steps=8, num_minibatches=1, progress=False)
+config = Config(**vars(config) | {"run_dir": Path(sys.argv[1])})
+try:
+    Trainer(config, env_fn=env_fn)
+except OSError as error:
+    print(f"refused: {error}", *error.__notes__)
+trainer = Trainer(config)
+for progress in trainer:
+    if progress.env_steps == 96 and trainer.ranks.rank in map(int, sys.argv[2:]):
+        break
+print(f"left: {trainer.result().reason} at {trainer.result().env_steps}")
+"""
+
+
+def start(ranks, *flags, launcher=("--standalone",), host=None, script=TRAIN):
     inside = ["ip", "netns", "exec", host] if host else []
     command = [*inside, sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *launcher]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
     return subprocess.Popen(
-        [*command, TRAIN, *flags],
+        [*command, script, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": host or "lo"},
+        env={
+            **environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": host or "lo",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
     )
 
 
@@ -47,10 +83,15 @@ def run(ranks, *flags, **how):
     return output
 
 
+def children(pid, *pattern):
+    """Process ids of the children of process `pid`, in order."""
+    found = subprocess.run(["pgrep", "-P", str(pid), *pattern], capture_output=True, text=True, check=False).stdout
+    return sorted(map(int, found.split()))
+
+
 def ranks_of(process):
     """Process ids of the ranks, in order."""
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
-    return sorted(map(int, found.split()))
+    return children(process.pid)
 
 
 def wait_for(condition, process, seconds=60):
@@ -160,6 +201,28 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path):
     output = finished(process)
     assert "stopped by SIGTERM" in output and "has ended" not in output
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] > 0
+
+
+def test_one_rank_has_the_process_that_evaluates(tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--total-env-steps", "10000000", "--eval-every", "2000", "--eval-episodes", "1")
+    process = start(2, *FLAGS.split(), *flags, "--run-dir", str(run_dir))
+    wait_for(lambda: (run_dir / "evaluations.csv").exists() and len(read_evaluations(run_dir)["mean"]) > 1, process)
+    assert [len(children(rank, "-f", "follow_main")) for rank in ranks_of(process)] == [1, 0]
+    process.terminate()
+    finished(process)
+    steps = read_evaluations(run_dir)["env_steps"]
+    assert (steps[1:] > steps[:-1]).all()
+
+
+@pytest.mark.parametrize("leaving", [("0", "1"), ("1",)], ids=["all", "one"])
+def test_leaving_the_loop_ends_all_ranks_with_a_checkpoint_as_does_a_refusal_by_one(leaving, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    output = run(2, str(tmp_path / "run"), *leaving, script=str(script))
+    assert output.count("refused: no data on this host reported by rank 1") == 2
+    assert output.count("left: stopped by the caller at 96") == 2
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 96
 
 
 @pytest.mark.parametrize(
