@@ -182,13 +182,13 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
         "games": (games, GAMES),
-        "more": (learning, ["default", "pong-v5"]),
+        "more": (learning, ["default"]),
         "cartpole": (cartpole, ["cartpole"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),
     },
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
-    "docs/learning.md": {"search": (search, ["pong-fast", "default", "pong-v5", "search-*"])},
+    "docs/learning.md": {"search": (search, ["pong-fast", "default", "search-*"])},
 }
 
 

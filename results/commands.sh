@@ -16,9 +16,6 @@ a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
 
-# pong-fast with sticky actions.
-a2c compare runs/results/pong-v5 --preset pong-fast --env ALE/Pong-v5 --seeds 150..154 --jobs 2 --keep-policy-every 20000
-
 # One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
