@@ -60,6 +60,13 @@ class Model(NamedTuple):
                 return ranks * threads
         return None
 
+    def hosts(self, target: float, num_envs: int, ranks: int, threads: int = 1) -> int | None:
+        """The fewest hosts of `ranks` ranks that reach `target` decisions per second; None where no number does."""
+        for hosts in range(1, 1 + num_envs // ranks):
+            if self.speed(hosts * ranks, threads, num_envs, hosts) >= target:
+                return hosts
+        return None
+
     @property
     def bytes(self) -> int:
         """Bytes that an all-reduce adds up."""

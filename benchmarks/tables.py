@@ -109,8 +109,9 @@ def scaled(group: Path) -> str:
         hours = model.core_hours(1e9)
         notes.append(
             f"{preset}: an all-reduce adds up {model.bytes:,} bytes. A billion frames are {hours:,.0f} core hours, "
-            f"{hours * PRICE:,.2f} USD at {PRICE} USD each. 30,000 decisions/s with 1,024 environments need "
-            f"{model.cores(30_000, 1_024) or 'more than 1,024'} cores.\n"
+            f"{hours * PRICE:,.2f} USD at {PRICE} USD each. 30,000 decisions/s with 1,024 environments need at least "
+            f"{model.cores(30_000, 1_024) or 'more than 1,024'} cores; 200,000 with 10,000 environments need at least "
+            f"{model.hosts(200_000, 10_000, 16, 4) or 'more than 625'} hosts of 64 cores.\n"
         )
     return table(header, rows) + "\n" + "\n".join(notes)
 

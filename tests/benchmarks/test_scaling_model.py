@@ -1,0 +1,54 @@
+"""The model of scaling: its seconds by hand, what a target needs, and the measurement that it is fitted to."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def scaling_model(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("scaling_model")
+
+
+@pytest.fixture
+def model(scaling_model):
+    return scaling_model.Model(
+        per_decision=1e-3, per_step=2e-3, steps=10, rollout_steps=5, num_envs=20, numbers=990, measured={2: 3e-3}
+    )
+
+
+def test_seconds_are_work_shared_by_the_cores_and_steps_that_are_not(model):
+    assert model.bytes == 4000
+    assert model.seconds(1, 1, 20) == pytest.approx(100 * 1e-3 + 10 * 2e-3)
+    assert model.seconds(1, 2, 20) == pytest.approx(100 * 1e-3 / 2 + 10 * 2e-3)
+    assert model.seconds(2, 1, 20) == pytest.approx(100 * 1e-3 / 2 + 10 * (2e-3 + 3e-3))
+    across = 2 * 3 / 4 * 4000 / 1.25e9 + 6 * 50e-6
+    assert model.seconds(4, 1, 20, hosts=2) == pytest.approx(100 * 1e-3 / 4 + 10 * (2e-3 + across))
+    assert model.speed(1, 1, 20) == pytest.approx(100 / model.seconds(1, 1, 20))
+    assert model.core_hours(3.6e6) == pytest.approx(0.25)
+
+
+def test_cores_and_hosts_are_the_fewest_that_reach_the_target(model):
+    cores = model.cores(5_000, 200)
+    assert model.speed(cores, 1, 200) >= 5_000 > model.speed(cores - 1, 1, 200)
+    hosts = model.hosts(20_000, 2_000, ranks=8, threads=2)
+    assert hosts > 1
+    assert model.speed(8 * hosts, 2, 2_000, hosts) >= 20_000 > model.speed(8 * hosts - 8, 2, 2_000, hosts - 1)
+
+
+def test_a_target_that_no_number_of_cores_reaches_has_no_answer(model):
+    limit = 5 * 20 / (10 * 2e-3)  # every rank takes the optimiser steps in full
+    assert model.cores(limit, 20) is None and model.hosts(limit, 20, ranks=4) is None
+
+
+def test_the_fit_gives_back_the_speed_of_one_rank(scaling_model):
+    figures = json.loads((ROOT / "results" / "scaling" / "pong-fast.json").read_text())
+    model = scaling_model.fit(figures)
+    alone = next(row for row in figures["layouts"] if (row["ranks"], row["threads"]) == (1, 1))
+    assert min(alone["speeds"]) <= model.speed(1, 1, model.num_envs) <= max(alone["speeds"])
+    assert model.per_decision > 0 and model.measured[2] > 0
