@@ -37,7 +37,7 @@ def test_cores_and_hosts_are_the_fewest_that_reach_the_target(model):
     cores = model.cores(5_000, 200)
     assert model.speed(cores, 1, 200) >= 5_000 > model.speed(cores - 1, 1, 200)
     hosts = model.hosts(20_000, 2_000, ranks=8, threads=2)
-    assert hosts > 1
+    assert hosts > 1 == model.hosts(100, 2_000, ranks=8)
     assert model.speed(8 * hosts, 2, 2_000, hosts) >= 20_000 > model.speed(8 * hosts - 8, 2, 2_000, hosts - 1)
 
 
