@@ -14,6 +14,7 @@ import json
 import math
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
@@ -26,6 +27,7 @@ from a2c.processes.errors import RankError, WorkerError, is_no_memory, reported_
 from a2c.processes.place import find_place
 from a2c.processes.signals import leave
 
+PATIENCE = 10.0  # seconds that a rank waits for the one that reports a bad value
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
 # `python -m a2c`, stopped when the comparison that started it has ended, however that happened.
 UNTIL_INPUT_CLOSES = (
@@ -40,6 +42,8 @@ def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
     """Print `error`, or the `message` instead, in one line; not what another rank of torchrun's reports."""
     if not reported_elsewhere(error):
         print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
+    elif isinstance(error, ValueError):  # torchrun ends all ranks as soon as one leaves, also the one that reports it
+        time.sleep(PATIENCE)
     return code
 
 

@@ -42,12 +42,12 @@ config = Config(**vars(config) | {"run_dir": Path(sys.argv[1])})
 try:
     Trainer(config, env_fn=env_fn)
 except OSError as error:
-    print(f"refused: {error}", *error.__notes__)
+    print(f"refused: {error} {error.__notes__[0]}\\n", end="")  # one write: two ranks may print at once
 trainer = Trainer(config)
 for progress in trainer:
     if progress.env_steps == 96 and trainer.ranks.rank in map(int, sys.argv[2:]):
         break
-print(f"left: {trainer.result().reason} at {trainer.result().env_steps}")
+print(f"left: {trainer.result().reason} at {trainer.result().env_steps}\\n", end="")
 """
 
 
