@@ -20,7 +20,8 @@ from a2c.tools.load import load_policy
 
 NAMES = [field.name for field in fields(Config)]
 FLAGS = ["--" + name.replace("_", "-") for name in NAMES]
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+# Errors quote what they refuse; what an error must not hold is not in it by chance.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda text: "Traceback" not in text)
 VALUES = st.one_of(
     st.integers().map(str),
     st.floats().map(str),
@@ -35,7 +36,7 @@ JSON = st.recursive(
 
 def one_line(error):
     text = " ".join(str(error).split())
-    assert text and "Traceback (most" not in text and len(text) < 2000
+    assert text and "Traceback" not in text and len(text) < 2000
 
 
 @settings(max_examples=300, deadline=None)
