@@ -122,6 +122,11 @@ def test_any_number_of_ranks_learns_what_one_process_learns_with_a_recurrent_net
         check_equal(learner, alone)
 
 
+def custom_learner(net: nn.Module, compute: Compute) -> Learner:
+    """The learner of a network of one's own."""
+    return Learner(replace(CONFIG, network="custom"), spaces((4,), 3), compute, network=lambda shape, actions: net)
+
+
 def check_equal(learner: Learner, alone: Learner) -> None:
     """A rank's learner has the counts, the last gradients, the parameters and the metrics of one that is `alone`."""
     assert (learner.env_steps, learner.updates) == (alone.env_steps, alone.updates)
@@ -217,9 +222,7 @@ def test_networks_that_were_drawn_differently_become_those_of_rank_0():
     def parameters(ranks):
         with closing(Compute(CONFIG, ranks)) as compute:
             net = Drawn(np.random.default_rng(ranks.rank))
-            learner = Learner(
-                replace(CONFIG, network="custom"), spaces((4,), 3), compute, network=lambda shape, actions: net
-            )
+            learner = custom_learner(net, compute)
             return learner.net.head.weight.detach().clone()
 
     first, *others = on_ranks(3, parameters)
@@ -230,9 +233,7 @@ def test_buffers_of_ones_own_network_are_those_of_rank_0():
     def buffers(ranks):
         with closing(Compute(CONFIG, ranks)) as compute:
             net = BatchNormed(np.random.default_rng(ranks.rank))
-            learner = Learner(
-                replace(CONFIG, network="custom"), spaces((4,), 3), compute, network=lambda shape, actions: net
-            )
+            learner = custom_learner(net, compute)
             states = [copy.deepcopy(dict(net.named_buffers()))]
             for seed in range(2):
                 net(torch.full((3, 4), float(ranks.rank)))  # as it acts, on what this rank alone sees
