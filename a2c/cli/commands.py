@@ -27,7 +27,7 @@ from a2c.processes.errors import RankError, WorkerError, is_no_memory, reported_
 from a2c.processes.place import find_place
 from a2c.processes.signals import leave
 
-PATIENCE = 10.0  # seconds that a rank waits for the one that reports a bad value
+PATIENCE = 10.0  # seconds that a rank waits for the one that reports their error
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
 # `python -m a2c`, stopped when the comparison that started it has ended, however that happened.
 UNTIL_INPUT_CLOSES = (
@@ -42,7 +42,7 @@ def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
     """Print `error`, or the `message` instead, in one line; not what another rank of torchrun's reports."""
     if not reported_elsewhere(error):
         print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
-    elif isinstance(error, ValueError):  # torchrun ends all ranks as soon as one leaves, also the one that reports it
+    elif not isinstance(error, RankError):  # torchrun ends all ranks as soon as one leaves, also the one that reports
         time.sleep(PATIENCE)
     return code
 

@@ -7,7 +7,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import gpu
 import pytest
+from compare_sb3 import Options, compare, ratios
+from throughput import SINGLE, make_stages
 
 from a2c.config.config import Config
 from a2c.run.trainer import Trainer
@@ -17,14 +20,7 @@ TINY = ["--preset", "a2c-strict", "--env", "CartPole-v1", "--backend", "sync", "
 PLACE = {"processor", "instructions", "cores", "python", "torch", "gymnasium", "commit"}
 
 
-@pytest.fixture
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-def test_throughput_counts_the_decisions_of_every_stage(benchmarks, tmp_path):
-    from throughput import SINGLE, make_stages
-
+def test_throughput_counts_the_decisions_of_every_stage(tmp_path):
     config = Config(
         env="CartPole-v1", backend="sync", num_envs=16, threads=2, rollout_steps=7, run_dir=tmp_path / "run"
     )
@@ -86,9 +82,7 @@ def test_contender_of_ours_counts_whole_rollouts(tmp_path, precision="float32"):
         assert window["steps"] > 0 and window["steps"] % (4 * 20) == 0 and window["seconds"] >= 0.05
 
 
-def test_compare_sb3_writes_what_follows_from_its_windows(benchmarks, capsys):
-    from compare_sb3 import Options, compare
-
+def test_compare_sb3_writes_what_follows_from_its_windows(capsys):
     options = Options(ours="sync", sb3_envs="", seconds=0.05, rounds=2)
     figures = compare(options, [*TINY, "--precision", "float32"])
     row = figures["contenders"]["ours sync"]
@@ -96,9 +90,7 @@ def test_compare_sb3_writes_what_follows_from_its_windows(benchmarks, capsys):
     assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
 
 
-def test_ratios_are_of_medians_and_to_the_fastest_of_the_others(benchmarks):
-    from compare_sb3 import ratios
-
+def test_ratios_are_of_medians_and_to_the_fastest_of_the_others():
     medians = {"ours async": 900.0, "ours native": 1200.0, "SB3 16 envs, 1": 700.0, "SB3 50 envs, 1": 500.0}
     medians["SB3 50 envs, 2"] = 600.0
     found = ratios({name: {"median": median} for name, median in medians.items()})
@@ -124,8 +116,6 @@ def test_gpu_writes_what_follows_from_its_windows_on_the_cpu_too(tmp_path):
     assert set(figures["machine"]) >= PLACE - {"precision"} and figures["config"]["cuda_graphs"]
 
 
-def test_gpu_refuses_an_algorithm_whose_environments_run_elsewhere(benchmarks, monkeypatch, capsys):
-    import gpu
-
+def test_gpu_refuses_an_algorithm_whose_environments_run_elsewhere(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--algorithm", "ga3c"])
     assert gpu.main() == 2 and "algorithm must be a2c" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The tables of comparisons, made by the package's own functions; what keep.py copies; the commands in results/."""
 
-import importlib
 import json
 import re
 import shlex
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import fake_train
 import pytest
+import tables
+from keep import keep
 
 from a2c.cli.flags import parse_command
 from a2c.cli.grid import make_runs
@@ -23,18 +24,6 @@ BENCHMARKS = ROOT / "benchmarks"
 LINES = re.findall(r"^a2c compare (runs/results/(\S+) .*)$", (ROOT / "results/commands.sh").read_text(), flags=re.M)
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
 LINE = "Commit abc1234, 2 cores of X, torch 2."
-
-
-@pytest.fixture
-def tables(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("tables")
-
-
-@pytest.fixture
-def keep(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("keep").keep
 
 
 def write_comparison(out: Path, scores: dict[str, list[float | None]], about: dict | None = None, **changes) -> Path:
@@ -60,7 +49,7 @@ def write_comparison(out: Path, scores: dict[str, list[float | None]], about: di
     return out
 
 
-def test_learning_table_has_a_row_per_setting_over_all_seeds_of_several_comparisons(tables, tmp_path):
+def test_learning_table_has_a_row_per_setting_over_all_seeds_of_several_comparisons(tmp_path):
     fast = write_comparison(tmp_path / "fast", {"pong-fast": [18.0, 20.0]})
     scores = {"epochs=1": [18.0], "epochs=2": [10.0, 18.5, None]}
     tried = write_comparison(tmp_path / "tried", scores, total_env_steps=9000)
@@ -76,16 +65,16 @@ def test_learning_table_has_a_row_per_setting_over_all_seeds_of_several_comparis
     ]
 
 
-def test_learning_table_without_a_comparison_is_empty(tables):
+def test_learning_table_without_a_comparison_is_empty():
     assert tables.learning() == "" == tables.search()
 
 
-def test_learning_table_names_every_number_of_runs_at_a_time(tables, tmp_path):
+def test_learning_table_names_every_number_of_runs_at_a_time(tmp_path):
     group = write_comparison(tmp_path / "x", {"pong-fast": [19.0]}, {"jobs": [2, 1]}, threads=0)
     assert "Runs at a time: 1 or 2; compute threads of each: 2." in tables.learning(group)
 
 
-def test_a_comparison_of_several_commits_or_targets_has_no_table(tables, tmp_path):
+def test_a_comparison_of_several_commits_or_targets_has_no_table(tmp_path):
     mixed = write_comparison(tmp_path / "mixed", {"pong-fast": [19.0]}, {"commit": ["abc1234", "def5678"]})
     for make in (tables.learning, tables.search):
         with pytest.raises(ValueError, match="one commit"):
@@ -99,14 +88,14 @@ def test_a_comparison_of_several_commits_or_targets_has_no_table(tables, tmp_pat
         tables.learning(one, write_comparison(tmp_path / "low", {"pong-fast": [19.0]}, target_score=15.0))
 
 
-def test_a_setting_without_settings_is_refused(tables, tmp_path):
+def test_a_setting_without_settings_is_refused(tmp_path):
     group = write_comparison(tmp_path / "x", {"pong-fast": [19.0]})
     (group / "pong-fast/seed-0/config.json").unlink()
     with pytest.raises(ValueError, match=r"x must hold a config\.json of a run with pong-fast"):
         tables.learning(group)
 
 
-def test_search_table_has_the_figures_of_every_seed(tables, tmp_path):
+def test_search_table_has_the_figures_of_every_seed(tmp_path):
     group = write_comparison(tmp_path / "search-x", {"epochs=1": [18.0, 19.0], "epochs=2": [16.5, None]})
     assert tables.search(group) == (
         f"```\na2c compare search-x --seeds 0..1\n```\n\n{LINE}\n\n"
@@ -116,7 +105,7 @@ def test_search_table_has_the_figures_of_every_seed(tables, tmp_path):
     )
 
 
-def test_search_table_shows_all_commands_and_leaves_out_what_was_not_kept(tables, tmp_path):
+def test_search_table_shows_all_commands_and_leaves_out_what_was_not_kept(tmp_path):
     about = {"command": ["a2c compare x", "a2c compare x --seeds 0..1"]}
     group = write_comparison(tmp_path / "x", {"pong-fast": [0.0, 18.0]}, about, keep_policy_every=0)
     text = tables.search(group)
@@ -124,7 +113,7 @@ def test_search_table_shows_all_commands_and_leaves_out_what_was_not_kept(tables
     assert text.endswith("| `pong-fast` | never (best 0.0 in 1,200) | 1,000 |\n")
 
 
-def test_keep_copies_tables_and_picture_and_of_a_run_what_tables_are_made_of(keep, tables, tmp_path):
+def test_keep_copies_tables_and_picture_and_of_a_run_what_tables_are_made_of(tmp_path):
     out = write_comparison(tmp_path / "out", {"pong-fast": [19.0, None]})
     for name in ("status.json", "lock", "pong-fast/seed-0.log", "pong-fast/seed-0/latest.pt", "pong-fast/seed-0/x/y"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +125,7 @@ def test_keep_copies_tables_and_picture_and_of_a_run_what_tables_are_made_of(kee
     assert tables.learning(tmp_path / "kept/out") == tables.learning(out)
 
 
-def test_keep_copies_the_published_policy_of_a_game_with_its_evaluation_and_film(keep, tmp_path):
+def test_keep_copies_the_published_policy_of_a_game_with_its_evaluation_and_film(tmp_path):
     out, names = write_comparison(tmp_path / "out", {"atari": [19.0]}), ("latest.pt", "evaluation.json", "film.webp")
     for name in names:
         (out / name).write_text(name)
@@ -144,7 +133,7 @@ def test_keep_copies_the_published_policy_of_a_game_with_its_evaluation_and_film
     assert [(tmp_path / "kept" / name).read_text() for name in names] == list(names)
 
 
-def test_keep_replaces_an_earlier_comparison_and_nothing_else(keep, tmp_path):
+def test_keep_replaces_an_earlier_comparison_and_nothing_else(tmp_path):
     out, kept = write_comparison(tmp_path / "out", {"epochs=1": [19.0]}), tmp_path / "kept"
     keep(write_comparison(tmp_path / "before", {"epochs=3": [19.0]}), kept)
     keep(out, kept)
@@ -164,14 +153,14 @@ def test_keep_says_in_one_line_what_is_wrong(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "name"), LINES, ids=[name for _, name in LINES])
-def test_every_command_in_results_is_one_that_a2c_takes_and_has_a_table(tables, line, name):
+def test_every_command_in_results_is_one_that_a2c_takes_and_has_a_table(line, name):
     assert make_runs(*parse_command(["compare", *shlex.split(line)]))
     patterns = [pattern for made in tables.DOCUMENTS.values() for _, places in made.values() for pattern in places]
     assert any(Path(name).match(pattern) for pattern in patterns)
 
 
 @pytest.mark.parametrize("summary", sorted(ROOT.glob("results/*/summary.csv")), ids=lambda path: path.parent.name)
-def test_every_comparison_in_results_was_made_by_its_command(tables, summary):
+def test_every_comparison_in_results_was_made_by_its_command(summary):
     (line,) = (line for line, name in LINES if name == summary.parent.name)
     command = tables.about(summary.parent)["command"]
     made_by = [command] if isinstance(command, str) else command

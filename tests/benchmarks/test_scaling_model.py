@@ -1,23 +1,17 @@
 """The model of scaling: its seconds by hand, what a target needs, and the measurement that it is fitted to."""
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
+from scaling_model import Model, fit
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def scaling_model(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("scaling_model")
-
-
-@pytest.fixture
-def model(scaling_model):
-    return scaling_model.Model(
+def model():
+    return Model(
         per_decision=1e-3, per_step=2e-3, steps=10, rollout_steps=5, num_envs=20, numbers=990, measured={2: 3e-3}
     )
 
@@ -46,9 +40,9 @@ def test_a_target_that_no_number_of_cores_reaches_has_no_answer(model):
     assert model.cores(limit, 20) is None and model.hosts(limit, 20, ranks=4) is None
 
 
-def test_the_fit_gives_back_the_speed_of_one_rank(scaling_model):
+def test_the_fit_gives_back_the_speed_of_one_rank():
     figures = json.loads((ROOT / "results" / "scaling" / "pong-fast.json").read_text())
-    model = scaling_model.fit(figures)
+    model = fit(figures)
     alone = next(row for row in figures["layouts"] if (row["ranks"], row["threads"]) == (1, 1))
     assert min(alone["speeds"]) <= model.speed(1, 1, model.num_envs) <= max(alone["speeds"])
     assert model.per_decision > 0 and model.measured[2] > 0

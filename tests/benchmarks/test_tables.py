@@ -1,24 +1,18 @@
 """The documents' tables and curve: what the script reads, counts and refuses; the documents hold what it writes."""
 
 import csv
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tables
 
 from a2c.metrics.results import best_mean, first_passage, read_episodes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
-
-
-@pytest.fixture
-def tables(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("tables")
 
 
 def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
@@ -49,7 +43,7 @@ def test_first_passage_is_the_first_episode_at_which_a_full_window_reaches_the_t
     assert best_mean(episodes) == 16.0
 
 
-def test_cartpole_table_counts_every_seed(tables, tmp_path):
+def test_cartpole_table_counts_every_seed(tmp_path):
     rows = [("a2c", s, 1, 100 + s) for s in range(9)] + [("a2c", 9, 0, 500)]
     with open(tmp_path / "runs.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -60,7 +54,7 @@ def test_cartpole_table_counts_every_seed(tables, tmp_path):
     assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
 
 
-def test_games_table_has_a_row_per_game_beside_published_results(tables, tmp_path):
+def test_games_table_has_a_row_per_game_beside_published_results(tmp_path):
     figures = {"env_steps": 2_000_000, "mean": 1234.56, "interval": [1200.0, 1300.0], "min": 0.0, "max": 2e4}
     for name, env in (("qbert", "QbertNoFrameskip-v4"), ("boxing", "BoxingNoFrameskip-v4")):
         (tmp_path / name).mkdir()
@@ -75,29 +69,29 @@ def test_games_table_has_a_row_per_game_beside_published_results(tables, tmp_pat
     assert "RL Baselines3 Zoo" in title and commit == "Commit abc1234, 2 cores of X, torch 2." and tables.games() == ""
 
 
-def test_tables_of_two_commits_are_refused(tables):
+def test_tables_of_two_commits_are_refused():
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
 
 
-def test_a_table_of_a_comparison_that_was_continued_by_another_commit_is_refused(tables):
+def test_a_table_of_a_comparison_that_was_continued_by_another_commit_is_refused():
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([{**ABOUT, "commit": ["abc1234", "def5678"]}])
 
 
-def test_tables_refuse_a_missing_marker(tables):
+def test_tables_refuse_a_missing_marker():
     with pytest.raises(ValueError, match="markers"):
         tables.fill("no table here", tables.DOCUMENTS["README.md"])
 
 
-def test_learning_curve_is_drawn_from_every_run_of_the_group(tables, tmp_path):
+def test_learning_curve_is_drawn_from_every_run_of_the_group(tmp_path):
     write_run(tmp_path / "group" / "a2c-0", [19.0] * 10)
     write_run(tmp_path / "group" / "a2c-1", [16.0] * 10)
     tables.draw_curves(tmp_path / "group", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_table_is_made_of_the_directories_that_its_patterns_find(tables, tmp_path, monkeypatch):
+def test_a_table_is_made_of_the_directories_that_its_patterns_find(tmp_path, monkeypatch):
     monkeypatch.setattr("tables.RESULTS", tmp_path)
     made = {"names": (lambda *groups: "".join(f"{group.name}\n" for group in groups), ["b", "search-*", "c"])}
     text = "x\n<!-- names -->\nold\n<!-- /names -->\ny\n"

@@ -18,6 +18,7 @@ from a2c.cli import commands as cli
 from a2c.cli.flags import parse_command, parse_config
 from a2c.config.config import PRESETS, Config
 from a2c.learner import Learner
+from a2c.processes.errors import REPORTED_BY, RankError, WorkerError
 from a2c.processes.start import same_modules
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
@@ -145,6 +146,35 @@ def test_a_reader_that_has_ended_is_no_error():
     code = f"{sys.executable} -m a2c evaluate --help | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, env=same_modules())
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "waits", "code"),
+    [
+        (ValueError("bad value"), True, 2),
+        (FloatingPointError("a NaN"), True, 1),
+        (WorkerError("an environment failed"), True, 1),
+        (OSError("no space left"), True, 1),
+        (RankError("rank 3 has ended"), False, 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_rank_that_reports_nothing_leaves_after_the_one_that_does(error, waits, code, capsys, monkeypatch):
+    # torchrun ends every rank as soon as one has left, so the one that reports must be the first.
+    for name, value in (("RANK", 1), ("WORLD_SIZE", 2), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    slept: list[float] = []
+    monkeypatch.setattr(cli.time, "sleep", slept.append)
+    monkeypatch.setattr(cli, "leave", lambda code, at_once: code)
+    error.add_note(f"{REPORTED_BY} 0")
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setitem(cli.RUN, Config, fail)
+    assert cli.main(["train"]) == code
+    assert capsys.readouterr().err == "" and slept == [cli.PATIENCE] * waits
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
