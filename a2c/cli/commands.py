@@ -66,9 +66,9 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         except (OSError, FloatingPointError) as error:
             return _refuse(error, code=1)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RankError | WorkerError):
-                return _refuse(error, code=1)
             if not is_no_memory(error):
+                if isinstance(error, RankError | WorkerError):
+                    return _refuse(error, code=1)
                 raise
             return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
         except KeyboardInterrupt:
@@ -107,11 +107,9 @@ def _train(config: Config) -> int:
             print(*trainer.introduction(), sep="\n", flush=True)
     try:
         return trainer.run().exit_code
-    except WorkerError as error:
-        if not reported_elsewhere(error):
-            print(error.trace, end="", file=sys.stderr)
-        raise
     except (MemoryError, RuntimeError) as error:
+        if isinstance(error, WorkerError) and not reported_elsewhere(error):
+            print(error.trace, end="", file=sys.stderr)
         if not is_no_memory(error):
             raise
         latest = trainer.run_dir / LATEST

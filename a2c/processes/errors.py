@@ -61,9 +61,13 @@ NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to alloca
 
 
 def is_no_memory(error: MemoryError | RuntimeError) -> bool:
-    """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out."""
+    """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out.
+
+    Of a WorkerError, what it was raised for says so: a process that died may have been killed for anything.
+    """
     no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return no_memory or re.search(NO_MEMORY, str(error)) is not None
+    text = error.trace if isinstance(error, WorkerError) else str(error)
+    return no_memory or re.search(NO_MEMORY, text) is not None
 
 
 def reported_elsewhere(error: Exception) -> bool:

@@ -15,6 +15,7 @@ from a2c.algorithms import predictor as predictor_module
 from a2c.algorithms.ga3c import GA3C
 from a2c.algorithms.predictor import Predictor, RemoteNetwork, make_buffers
 from a2c.algorithms.worker_tasks import make_tasks
+from a2c.cli.commands import train
 from a2c.cli.flags import parse_config
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -114,6 +115,19 @@ def test_recovery_restarts_a_predictor_that_fails(tmp_path, capsys):
     whole.algorithm.training_step = step_and_break
     assert whole.run().exit_code == 0 and broken
     assert "the predictor failed: RuntimeError: CUDA out of memory: restarted at" in capsys.readouterr().out
+
+
+def test_a_predictor_that_never_has_memory_ends_the_run_with_advice_and_its_last_checkpoint(
+    tmp_path, capsys, monkeypatch
+):
+    def fail(predictor, requests):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.")
+
+    monkeypatch.setattr(Predictor, "_predict", fail)
+    assert train([*FLAGS, "--workers", "2", "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: out of memory: use fewer environments") and "the predictor failed" in line
+    assert f"the last checkpoint is kept: {tmp_path / 'run' / 'latest.pt'} (" in line
 
 
 def test_actor_collects_as_a_collector_with_the_network_would(setting):

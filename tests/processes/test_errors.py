@@ -2,7 +2,7 @@
 
 import pytest
 
-from a2c.processes.errors import WorkerError, raising_worker_error, worker_error
+from a2c.processes.errors import WorkerError, is_no_memory, raising_worker_error, worker_error
 
 
 def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
@@ -22,3 +22,10 @@ def test_raising_worker_error_turns_all_errors_but_the_named_ones_into_worker_er
     with pytest.raises(WorkerError) as raised, raising_worker_error():
         raise first
     assert raised.value is first
+
+
+def test_only_what_a_worker_error_was_raised_for_says_that_memory_ran_out():
+    trace = "Traceback (most recent call last):\n  File x\ntorch.OutOfMemoryError: CUDA out of memory.\n"
+    assert is_no_memory(WorkerError("the predictor failed: OutOfMemoryError: CUDA out of memory.", trace))
+    assert is_no_memory(RuntimeError("CUDA out of memory."))
+    assert not is_no_memory(worker_error(EOFError(), "a worker")) and not is_no_memory(RuntimeError("shapes differ"))
