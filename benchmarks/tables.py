@@ -31,10 +31,10 @@ CURVE = ROOT / "docs" / "pong.png"
 # Hosts, ranks of each, threads of each rank, environments.
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
-GAMES = ("breakout", "qbert", "spaceinvaders")  # their directories in results/
+GAMES = ("boxing", "breakout", "freeway", "qbert", "spaceinvaders")  # their directories in results/
 GAMES_TITLE = (
-    "True scores of the frozen policy over 100 episodes, one seed per game, beside those of RL Baselines3 Zoo (one\n"
-    "run each, 10 million decisions).\n\n"
+    "True scores of the frozen policy over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run each, 10\n"
+    "million decisions.\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
     "Breakout": (280, 398),
@@ -136,15 +136,14 @@ def games(*groups: Path) -> str:
     """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
     if not groups:
         return ""
-    header = ("game", "decisions", "mean score (95 % interval)", "lowest to highest", "Zoo A2C", "Zoo PPO")
+    header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C", "Zoo PPO")
     rows = []
     for group in groups:
         figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
         name = figures["env"].removesuffix(ATARI_SUFFIX)
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        extremes = f"{figures['min']:,.0f} to {figures['max']:,.0f}"
-        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})", extremes)
+        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})")
         rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 

@@ -20,9 +20,11 @@ a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 
 # What is published of a game: its policy as float16, a hundred episodes of this policy, a film of one.
-for game in breakout qbert spaceinvaders; do
+for game in boxing breakout freeway qbert spaceinvaders; do
     out=runs/results/$game
     rm -f "$out/latest.pt"
     a2c export "$out/atari/seed-0" "$out/latest.pt" --checkpoint latest.pt --half
@@ -30,6 +32,7 @@ for game in breakout qbert spaceinvaders; do
     mv "$out/evaluation.tmp" "$out/evaluation.json"
     a2c record "$out" --out "$out/film.webp"
 done
+rm runs/results/freeway/{latest.pt,film.webp}  # it has not learned to cross the road
 
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"
