@@ -24,6 +24,7 @@ RUNS = {
     "a2c-strict": (["--preset", "a2c-strict"], 3 * 20 * 50),
     "cartpole": (["--preset", "cartpole"], 3 * 32 * 16),
     "cartpole-lstm": (["--preset", "cartpole-lstm"], 3 * 32 * 16),
+    "lstm": (["--preset", "lstm"], 3 * 40 * 50),
     "book": (["--preset", "book"], 8 * 50),
     "a3c": (["--preset", "cartpole", "--algorithm", "a3c", "--workers", "1"], 3 * 32 * 16),
 }

@@ -14,7 +14,6 @@ from a2c.cli.flags import parse_config
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.config.presets import PRESETS
 from a2c.envs.atari import CROP
 from a2c.envs.single import find_spec, make_env
 from a2c.networks import LstmA2C
@@ -222,7 +221,6 @@ def test_lstm_preset_has_the_documented_network():
     shapes = [tuple(p.shape) for name, p in net.named_parameters() if "conv" in name and "weight" in name]
     assert shapes == [(32, 1, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3), (32, 32, 3, 3)]
     assert net.lstm.input_size == 288 and net.lstm.hidden_size == 256  # 42 -> 21 -> 11 -> 6 -> 3
-    assert PRESETS["lstm"]["max_grad_norm"] == 40 / PRESETS["lstm"]["rollout_steps"]
 
 
 def test_evaluate_carries_the_rnn_state(tmp_path, monkeypatch):

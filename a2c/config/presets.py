@@ -65,19 +65,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "target_score": 475.0,
     },
     "lstm": {
-        **ONCE,
         "network": "lstm",
         "frame_size": 42,
         "frame_stack": 1,
         "crop": True,
-        "rollout_steps": 20,
-        "num_minibatches": 5,
-        "gae_lambda": 1.0,
-        "learning_rate": 0.001,
+        "rollout_steps": 40,
+        "epochs": 2,
+        "shuffle": False,  # a memory needs its windows in order
+        "lr_final": 0.15,
+        "schedule_end": 0.4,
         "adam_eps": 1e-5,
-        "max_grad_norm": 2.0,  # of the mean over 20 steps, as 40 is of their sum
+        "max_grad_norm": 2.0,
         "max_episode_frames": 40_000,
-        "total_env_steps": 2_000_000,
+        "total_env_steps": 1_500_000,
     },
     "cartpole-lstm": {
         **ONCE,
