@@ -33,8 +33,8 @@ MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_0
 PRICE = 0.04  # USD per core hour, an assumption
 GAMES = ("boxing", "breakout", "freeway", "qbert", "spaceinvaders")  # their directories in results/
 GAMES_TITLE = (
-    "True scores of the frozen policy over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run each, 10\n"
-    "million decisions.\n\n"
+    "True scores of the frozen policy over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run each,\n"
+    "10 million decisions.\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
     "Breakout": (280, 398),
@@ -183,12 +183,13 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "pong-fast": (learning, ["pong-fast"]),
         "games": (games, GAMES),
         "more": (learning, ["default"]),
+        "family": (learning, ["family", "lstm"]),
         "cartpole": (cartpole, ["cartpole"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),
     },
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
-    "docs/learning.md": {"search": (search, ["pong-fast", "default", "search-*"])},
+    "docs/learning.md": {"search": (search, ["pong-fast", "default", "family", "lstm", "search-*"])},
 }
 
 

@@ -16,9 +16,9 @@ a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
 
-# The family: three algorithms with the settings of pong-fast, and a policy with a memory.
-a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 220..224
-a2c compare runs/results/lstm --preset lstm --seeds 220..224
+# The three algorithms with the settings of pong-fast, and a recurrent policy.
+a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 220..224 --jobs 2
+a2c compare runs/results/lstm --preset lstm --seeds 220..224 --jobs 2
 
 # One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
@@ -36,7 +36,7 @@ for game in boxing breakout freeway qbert spaceinvaders; do
     mv "$out/evaluation.tmp" "$out/evaluation.json"
     a2c record "$out" --out "$out/film.webp"
 done
-rm runs/results/freeway/{latest.pt,film.webp}  # it has not learned to cross the road
+rm runs/results/freeway/{latest.pt,film.webp}  # this policy has not learned to cross the road
 
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"

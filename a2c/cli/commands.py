@@ -27,7 +27,7 @@ from a2c.processes.errors import RankError, WorkerError, is_no_memory, reported_
 from a2c.processes.place import find_place
 from a2c.processes.signals import leave
 
-PATIENCE = 10.0  # seconds that a rank waits for the one that reports their error
+PATIENCE = 10.0  # seconds that a rank waits for the rank that prints the error
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
 # `python -m a2c`, stopped when the comparison that started it has ended, however that happened.
 UNTIL_INPUT_CLOSES = (
@@ -42,7 +42,7 @@ def _refuse(error: Exception, message: str = "", code: int = 2) -> int:
     """Print `error`, or the `message` instead, in one line; not what another rank of torchrun's reports."""
     if not reported_elsewhere(error):
         print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
-    elif not isinstance(error, RankError):  # torchrun ends all ranks as soon as one leaves, also the one that reports
+    elif not isinstance(error, RankError):  # torchrun ends all ranks as soon as one leaves, also the one that prints
         time.sleep(PATIENCE)
     return code
 
@@ -67,7 +67,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
             return _refuse(error, code=1)
         except (MemoryError, RuntimeError) as error:
             if not is_no_memory(error):
-                if isinstance(error, RankError | WorkerError):
+                if isinstance(error, RankError | WorkerError) or reported_elsewhere(error):
                     return _refuse(error, code=1)
                 raise
             return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)

@@ -39,7 +39,7 @@ def with_notes_of(cause: BaseException, error: ErrorT) -> ErrorT:
 def worker_error(error: Exception, who: str = "an environment") -> WorkerError:
     """`error` as a WorkerError: what happened to `who`, and the environment's traceback where the text holds one."""
     if isinstance(error, EOFError | BrokenPipeError | ConnectionError):
-        return WorkerError(f"the process of {who} died (killed, or out of memory)")
+        return WorkerError(f"the process of {who} died (killed, perhaps because memory ran out)")
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
     return WorkerError(f"{who} failed: {what}", trace)
@@ -57,17 +57,17 @@ def raising_worker_error(*unchanged: type[Exception]) -> Iterator[None]:
         raise worker_error(error) from error
 
 
-NO_MEMORY = "(?i)out of memory|allocate memory|not enough memory|tried to allocate|ALLOC_FAILED"  # messages of torch
+# Messages of Python, numpy and torch.
+NO_MEMORY = "(?i)out of memory|(allocate|not enough) memory|(unable|tried) to allocate|MemoryError|ALLOC_FAILED"
 
 
 def is_no_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out.
 
-    Of a WorkerError, what it was raised for says so: a process that died may have been killed for anything.
+    A process that died may have been killed for any reason: the message of such a WorkerError does not count.
     """
     no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    text = error.trace if isinstance(error, WorkerError) else str(error)
-    return no_memory or re.search(NO_MEMORY, text) is not None
+    return no_memory or re.search(NO_MEMORY, str(error)) is not None
 
 
 def reported_elsewhere(error: Exception) -> bool:

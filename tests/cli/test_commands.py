@@ -155,12 +155,14 @@ def test_a_reader_that_has_ended_is_no_error():
         (FloatingPointError("a NaN"), True, 1),
         (WorkerError("an environment failed"), True, 1),
         (OSError("no space left"), True, 1),
+        (MemoryError("no memory"), True, 1),
+        (RuntimeError("a mistake in the code"), True, 1),
         (RankError("rank 3 has ended"), False, 1),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_rank_that_reports_nothing_leaves_after_the_one_that_does(error, waits, code, capsys, monkeypatch):
-    # torchrun ends every rank as soon as one has left, so the one that reports must be the first.
+    # torchrun ends every rank as soon as one has left, so the rank that prints must be the first.
     for name, value in (("RANK", 1), ("WORLD_SIZE", 2), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 2)):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")

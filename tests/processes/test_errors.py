@@ -9,7 +9,10 @@ def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
     trace = "Traceback (most recent call last):\n  File x\nValueError: the pole broke\n"
     error = worker_error(RuntimeError(trace))
     assert str(error) == "an environment failed: ValueError: the pole broke" and error.trace == trace
-    assert str(worker_error(EOFError(), "a worker")) == "the process of a worker died (killed, or out of memory)"
+    assert (
+        str(worker_error(EOFError(), "a worker"))
+        == "the process of a worker died (killed, perhaps because memory ran out)"
+    )
     assert str(worker_error(KeyError("x"))) == "an environment failed: KeyError: 'x'"
 
 
@@ -24,8 +27,10 @@ def test_raising_worker_error_turns_all_errors_but_the_named_ones_into_worker_er
     assert raised.value is first
 
 
-def test_only_what_a_worker_error_was_raised_for_says_that_memory_ran_out():
-    trace = "Traceback (most recent call last):\n  File x\ntorch.OutOfMemoryError: CUDA out of memory.\n"
-    assert is_no_memory(WorkerError("the predictor failed: OutOfMemoryError: CUDA out of memory.", trace))
-    assert is_no_memory(RuntimeError("CUDA out of memory."))
-    assert not is_no_memory(worker_error(EOFError(), "a worker")) and not is_no_memory(RuntimeError("shapes differ"))
+def test_memory_has_run_out_where_the_last_error_says_so_and_not_where_a_process_has_died():
+    trace = "Traceback (most recent call last):\n  CUDA out of memory\nValueError: no such level\n"
+    assert is_no_memory(MemoryError()) and is_no_memory(RuntimeError("CUDA out of memory."))
+    assert is_no_memory(worker_error(MemoryError())) and is_no_memory(worker_error(MemoryError("Unable to allocate")))
+    assert is_no_memory(WorkerError("the predictor failed: OutOfMemoryError: CUDA out of memory."))
+    assert not is_no_memory(RuntimeError("shapes differ")) and not is_no_memory(worker_error(RuntimeError(trace)))
+    assert not is_no_memory(worker_error(EOFError(), "a worker"))
