@@ -91,14 +91,14 @@ class Learner:
     def learn(
         self,
         rollout: Rollout,
-        minibatches: Sequence[Minibatch] | None = None,
+        minibatches: Sequence[Minibatch] | int | None = None,
         count: Callable[[], int] | None = None,
     ) -> None:
         """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
 
-        `minibatches`: by default `config.num_minibatches` of the rollout, cut as `config.shuffle` says. `count`,
-        called after each step, returns the number of updates so far; without it, each step adds one. Raises
-        FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
+        `minibatches`: these, or how many of the rollout (default: `config.num_minibatches`), cut as `config.shuffle`
+        says. `count`, called after each step, returns the number of updates so far; without it, each step adds one.
+        Raises FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
         if rollout.terminated.device.type == "cpu":  # else the collector has done so, before the flags crossed
             rollout.check()
@@ -106,7 +106,11 @@ class Learner:
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
-        for minibatch, size in self._minibatches(rollout) if minibatches is None else self._whole(minibatches):
+        if minibatches is None or isinstance(minibatches, int):
+            dealt = self._minibatches(rollout, minibatches or self.config.num_minibatches)
+        else:
+            dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
+        for minibatch, size in dealt:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
             done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
@@ -122,25 +126,22 @@ class Learner:
         """Decisions of the whole rollout, of which this rank may have a part."""
         return len(rollout) if self.compute.ranks.size == 1 else len(rollout.obs) * self.config.num_envs
 
-    def _whole(self, minibatches: Sequence[Minibatch]) -> list[tuple[Minibatch, int]]:
-        return [(minibatch, len(minibatch)) for minibatch in minibatches] * self.config.epochs
-
-    def _minibatches(self, rollout: Rollout) -> Iterator[tuple[Minibatch, int]]:
+    def _minibatches(self, rollout: Rollout, number: int) -> Iterator[tuple[Minibatch, int]]:
         """The whole rollout in each epoch: its decisions in random order, or the windows of its environments.
 
-        The order is that of all ranks' environments together; each rank has its own part of every minibatch. The
-        number is the size of the whole.
+        The order is that of all ranks' environments together; each rank has its own part of every minibatch. Yields
+        at most `number` of them with their sizes on all ranks together.
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
         for _ in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
-                for low, high in pairwise(split_edges(num_envs, min(config.num_minibatches, num_envs))):
+                for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
                 decisions = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
-                parts = np.array_split(decisions, min(config.num_minibatches, len(decisions)))
+                parts = np.array_split(decisions, min(number, len(decisions)))
                 own = [ranks.own(part, num_envs) for part in parts]
                 order = torch.from_numpy(np.concatenate(own))
                 indices = torch.split(to_device(order, rollout.obs.device), [len(part) for part in own])

@@ -289,6 +289,19 @@ def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
     assert metrics["loss_entropy"] == pytest.approx(-0.035 * metrics["entropy"])
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_learn_cuts_a_rollout_into_as_many_minibatches_as_it_is_told(shuffle):
+    config = replace(CONFIG, network="mlp", num_envs=10, num_minibatches=5, epochs=2, shuffle=shuffle)
+    rollout = random_rollout(envs=10)
+    with closing(Compute(config)) as compute:
+        told = Learner(config, spaces((4,), 3), compute)
+        told.learn(rollout, 3)
+        expected = Learner(replace(config, num_minibatches=3), spaces((4,), 3), compute)
+        expected.learn(rollout)
+    assert told.updates == expected.updates == 2 * 3
+    torch.testing.assert_close(flat(told.net), flat(expected.net), rtol=0, atol=0)
+
+
 def test_learn_scales_the_step_by_the_learning_rate():
     # The trainer sets it between steps; at zero nothing may move.
     net = make_net()

@@ -67,7 +67,7 @@ class GA3C:
         return False
 
     def training_step(self) -> TrainingStats:
-        """Receive rollouts from the actors; learn as soon as they make a batch."""
+        """Receive rollouts from the actors; learn from them as soon as they make a batch."""
         assert self.workers is not None and self.predictor is not None
         self.predictor.check()
         before, stats = self.learner.env_steps, []
@@ -84,25 +84,27 @@ class GA3C:
         return TrainingStats(self.learner.env_steps - before, learned, seconds)
 
     def _learn(self) -> list[Episode]:
-        """One step per full batch in the queue; the rest waits for more. Returns the episodes that ended in them.
+        """Learn what is in the queue once it makes a batch, as `a2c` learns a rollout. Returns the episodes that ended.
 
         They are counted together with their decisions, so that going back to an earlier state drops both or neither.
         """
         have = sum(len(collected.rollout.policy_version) for collected in self.queue)
         if have < self.envs_per_batch:
             return []
-        assert self.workers is not None and self.predictor is not None
-        waiting, learned = join_collected(self.queue), []
-        full = have // self.envs_per_batch * self.envs_per_batch
-        for low in range(0, full, self.envs_per_batch):
-            batch = slice_collected(waiting, low, low + self.envs_per_batch)
-            self.learner.learn(batch.rollout, [batch.rollout])
-            self.predictor.sync()
-            learned += batch.episodes
-        self.queue = [slice_collected(waiting, full, have)] if full < have else []
+        assert self.workers is not None
+        learned = join_collected(self.queue)
+        self.learner.learn(learned.rollout, max(1, round(have / self.envs_per_batch)), self._count)
+        self.queue = []
         self.workers.reply(self.waiting)
         self.waiting = []
-        return learned
+        return learned.episodes
+
+    def _count(self) -> int:
+        """Act with the parameters of a new update; returns the number of updates."""
+        assert self.predictor is not None
+        self.learner.updates += 1
+        self.predictor.sync()
+        return self.learner.updates
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: less than a batch is in the queue; it is neither learned nor counted."""
@@ -129,12 +131,6 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
         episodes += [episode._replace(env=low + episode.env) for episode in collected.episodes]
         low += len(collected.rollout.policy_version)
     return Collected(rollout, episodes, {})
-
-
-def slice_collected(collected: Collected, low: int, high: int) -> Collected:
-    """What the environments `low <= n < high` gave."""
-    episodes = [e._replace(env=e.env - low) for e in collected.episodes if low <= e.env < high]
-    return Collected(collected.rollout.slice_envs(low, high), episodes, {})
 
 
 def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection, pipe: Connection) -> None:

@@ -62,7 +62,7 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
         edges = split_edges(config.num_envs, batches)
         dealt = np.array_split(np.arange(batches), workers)
         shares = [(seeds.envs[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
-    else:  # actors of ga3c learn nothing: its trainer cuts the batches
+    else:  # actors of ga3c learn nothing, its trainer does
         dealt = np.array_split(seeds.envs, workers)
         shares = [(own.tolist(), 1) for own in dealt]
     tasks, spec = [], CloudpickleWrapper(checked_spec(config))  # type: ignore[arg-type]

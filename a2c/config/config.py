@@ -75,7 +75,7 @@ class Config:
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
     """Minibatches per rollout, one optimiser step each (count; at most num_envs)."""
     shuffle: bool = True
-    """Learn a rollout's decisions in random order, else whole windows (as lstm, ga3c and sliding_batch always do)."""
+    """Learn a rollout's decisions in random order, else whole windows (as lstm and sliding_batch always do)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Times each rollout is learned from, with importance ratios clipped at 1 after the first step (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0

@@ -136,7 +136,7 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
     algorithm = GA3C(config, spaces, learner, compute)
-    learner.learn = lambda rollout, minibatches: taken.append(copy.deepcopy(rollout))
+    learner.learn = lambda rollout, parts, _: taken.extend(copy.deepcopy(rollout).split(parts))
     algorithm.envs_per_batch = 2  # a rollout of one actor
     algorithm.start(new_run=True)
     expected = []
@@ -168,20 +168,21 @@ def test_ga3c_learns_every_decision_once_with_its_reward(tmp_path):
     )
     learn, batches = whole.learner.learn, []
 
-    def keep(rollout, minibatches):
+    def keep(rollout, minibatches, count):
         batches.append(copy.deepcopy(rollout))
-        learn(rollout, minibatches)
+        assert minibatches == rollout.actions.shape[1]  # 4 environments in 4 batches, as a2c has them
+        learn(rollout, minibatches, count)
 
     whole.learner.learn = keep
     assert whole.run().exit_code == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
-    assert state["updates"] == len(batches) and state["env_steps"] == sum(map(len, batches)) >= 5000
-    assert {batch.actions.shape for batch in batches} == {(32, 1)}  # 4 environments in 4 batches, as a2c has them
+    assert state["updates"] == sum(batch.actions.shape[1] for batch in batches)
+    assert state["env_steps"] == sum(map(len, batches)) >= 5000
     ends = sum(int(batch.terminated.sum()) for batch in batches)
     assert ends > 20 and all((batch.rewards == 1.0).all() for batch in batches)
     # Each environment's windows follow one another: what was shown after one begins the next.
-    chains = {tuple(batch.next_obs[0].tolist()) for batch in batches}
-    begun = [tuple(batch.obs[0, 0].tolist()) for batch in batches]
+    chains = {tuple(after.tolist()) for batch in batches for after in batch.next_obs}
+    begun = [tuple(first.tolist()) for batch in batches for first in batch.obs[0]]
     assert len(set(begun)) == len(begun)
     assert sum(first not in chains for first in begun) == 4  # the very first window of each environment
 
@@ -191,18 +192,18 @@ def test_policy_lag_is_the_number_of_updates_between_acting_and_learning(setting
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
-    def note(rollout, minibatches):
-        expected = learner.updates - float(rollout.policy_version.mean())
-        learn(rollout, minibatches)
-        policy_lags.append((learner.policy_lag, expected))
+    def note(rollout, minibatches, count):
+        steps = minibatches * config.epochs  # each but the first comes after others of the same rollout
+        expected = learner.updates + (steps - 1) / 2 - float(rollout.policy_version.mean())
+        learn(rollout, minibatches, count)
+        policy_lags.append((learner.policy_lag, pytest.approx(expected)))
 
     learner.learn = note
     algorithm.start(new_run=True)
     while len(policy_lags) < 40:
         algorithm.training_step()
     algorithm.close()
-    assert all(policy_lag == expected >= 0 for policy_lag, expected in policy_lags)
-    assert policy_lags[0][0] == 0.0  # nobody had learned yet
+    assert all(policy_lag == expected and policy_lag >= 0 for policy_lag, expected in policy_lags)
     assert max(policy_lag for policy_lag, _ in policy_lags) > 0
     assert learner.metrics()["policy_lag"] == learner.policy_lag
 
@@ -213,9 +214,9 @@ def test_actors_wait_for_a_slow_learner(setting):
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
-    def slowly(rollout, minibatches):
+    def slowly(rollout, minibatches, count):
         time.sleep(0.03)  # in which an actor could collect many rollouts
-        learn(rollout, minibatches)
+        learn(rollout, minibatches, count)
         policy_lags.append(learner.policy_lag)
 
     learner.learn = slowly
@@ -225,6 +226,22 @@ def test_actors_wait_for_a_slow_learner(setting):
     algorithm.close()
     # Mostly the other's rollout and the rest of its own, two batches each, were learned meanwhile.
     assert statistics.median(policy_lags) <= 4
+
+
+@pytest.mark.parametrize("setting", [FLAGS], indirect=True)
+def test_ga3c_deals_the_whole_queue_anew_in_every_epoch(setting):
+    config, spaces, learner, compute = setting
+    config = config.__class__(**{**vars(config), "workers": 2, "epochs": 3, "shuffle": True})
+    learner.config, dealt = config, []
+    step = learner.take_step
+    learner.replace_step(lambda minibatch, *rest: dealt.append(len(minibatch)) or step(minibatch, *rest))
+    algorithm = GA3C(config, spaces, learner, compute)
+    algorithm.start(new_run=True)
+    with closing(algorithm):
+        while not dealt:
+            algorithm.training_step()
+    assert dealt == [config.rollout_steps] * (learner.env_steps // config.rollout_steps) * 3
+    assert learner.updates == len(dealt)
 
 
 def test_learn_weights_samples_with_policy_lag(setting):
@@ -257,7 +274,7 @@ def test_an_observation_crosses_to_the_device_once(setting, monkeypatch):
 
     monkeypatch.setattr(predictor_module, "to_device", count)
     algorithm = GA3C(config, spaces, learner, compute)
-    learner.learn = lambda rollout, minibatches: learned.append(copy.deepcopy(rollout))
+    learner.learn = lambda rollout, parts, count: learned.append(copy.deepcopy(rollout))
     algorithm.envs_per_batch = 2
     algorithm.start(new_run=True)
     with closing(algorithm):
