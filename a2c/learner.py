@@ -91,14 +91,15 @@ class Learner:
     def learn(
         self,
         rollout: Rollout,
-        minibatches: Sequence[Minibatch] | int | None = None,
+        minibatches: Sequence[Minibatch] | None = None,
         count: Callable[[], int] | None = None,
+        num_minibatches: int | None = None,
     ) -> None:
         """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
 
-        `minibatches`: these, or how many of the rollout (default: `config.num_minibatches`), cut as `config.shuffle`
-        says. `count`, called after each step, returns the number of updates so far; without it, each step adds one.
-        Raises FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
+        `minibatches`: by default `num_minibatches` of the rollout (that of the config), cut as `config.shuffle` says.
+        `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
+        FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
         if rollout.terminated.device.type == "cpu":  # else the collector has done so, before the flags crossed
             rollout.check()
@@ -106,8 +107,8 @@ class Learner:
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
-        if minibatches is None or isinstance(minibatches, int):
-            dealt = self._minibatches(rollout, minibatches or self.config.num_minibatches)
+        if minibatches is None:
+            dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches)
         else:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:

@@ -17,8 +17,8 @@ a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 
 a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
-a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 220..224 --jobs 2
-a2c compare runs/results/lstm --preset lstm --seeds 220..224 --jobs 2
+a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 230..234 --jobs 2
+a2c compare runs/results/lstm --preset lstm --seeds 230..234 --jobs 2
 
 # One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1

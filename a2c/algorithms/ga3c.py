@@ -20,7 +20,7 @@ import torch
 
 from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.algorithms.predictor import InferenceBuffers, Predictor, RemoteNetwork, make_buffers
-from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, envs_per_batch, make_tasks
+from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, make_tasks
 from a2c.collector import Collected, Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -36,7 +36,6 @@ class GA3C:
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.spaces, self.learner, self.compute = config, spaces, learner, compute
-        self.envs_per_batch = envs_per_batch(config)
         self.queue: list[Collected] = []
         self.waiting: list[int] = []  # actors whose rollouts are in the queue
         self.workers: WorkerPool | None = None
@@ -67,7 +66,7 @@ class GA3C:
         return False
 
     def training_step(self) -> TrainingStats:
-        """Receive rollouts from the actors; learn from them as soon as they make a batch."""
+        """Receive rollouts from the actors; learn from them as soon as they make a minibatch."""
         assert self.workers is not None and self.predictor is not None
         self.predictor.check()
         before, stats = self.learner.env_steps, []
@@ -75,6 +74,7 @@ class GA3C:
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             tensors["obs"], tensors["next_obs"] = self.predictor.rollout_obs(number, tensors["next_obs"])
             rollout = Rollout(**tensors)
+            rollout.check()  # before the flags cross
             self.waiting.append(number)
             self.queue.append(Collected(rollout.to(self.compute.device), episodes, seconds))
             stats.append(TrainingStats(0, [], seconds))
@@ -84,30 +84,26 @@ class GA3C:
         return TrainingStats(self.learner.env_steps - before, learned, seconds)
 
     def _learn(self) -> list[Episode]:
-        """Learn what is in the queue once it makes a batch, as `a2c` learns a rollout. Returns the episodes that ended.
+        """Learn what is in the queue, as `a2c` learns a rollout, in minibatches no smaller than a2c's.
 
-        They are counted together with their decisions, so that going back to an earlier state drops both or neither.
+        Returns the episodes that ended in it. They are counted together with their decisions, so that going back to
+        an earlier state drops both or neither.
         """
-        have = sum(len(collected.rollout.policy_version) for collected in self.queue)
-        if have < self.envs_per_batch:
+        config, have = self.config, sum(len(collected.rollout.policy_version) for collected in self.queue)
+        num_minibatches = have * config.num_minibatches // config.num_envs
+        if num_minibatches == 0:
             return []
-        assert self.workers is not None
+        assert self.workers is not None and self.predictor is not None
         learned = join_collected(self.queue)
-        self.learner.learn(learned.rollout, max(1, round(have / self.envs_per_batch)), self._count)
+        self.learner.learn(learned.rollout, num_minibatches=num_minibatches)
+        self.predictor.sync()
         self.queue = []
         self.workers.reply(self.waiting)
         self.waiting = []
         return learned.episodes
 
-    def _count(self) -> int:
-        """Act with the parameters of a new update; returns the number of updates."""
-        assert self.predictor is not None
-        self.learner.updates += 1
-        self.predictor.sync()
-        return self.learner.updates
-
     def drain(self) -> TrainingStats:
-        """Nothing to finish: less than a batch is in the queue; it is neither learned nor counted."""
+        """Nothing to finish: less than a minibatch is in the queue; it is neither learned nor counted."""
         return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +121,7 @@ class GA3C:
 
 def join_collected(queue: Sequence[Collected]) -> Collected:
     """What several actors collected, side by side as one."""
-    rollout = Rollout.join([collected.rollout for collected in queue])  # a copy: actors go on in their memory
+    rollout = Rollout.join([collected.rollout for collected in queue])
     episodes, low = [], 0
     for collected in queue:
         episodes += [episode._replace(env=low + episode.env) for episode in collected.episodes]

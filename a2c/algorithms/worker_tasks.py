@@ -79,11 +79,6 @@ def allow_workers(config: Config, tasks: Sequence[WorkerTask]) -> None:
     allow_open_files(FILES_PER_WORKER * len(tasks), rule, "fewer workers")
 
 
-def envs_per_batch(config: Config) -> int:
-    """Environments whose rollouts make one batch of ga3c (count)."""
-    return max(1, round(config.num_envs / config.num_minibatches))
-
-
 def move_to_shared_memory(tensors: Iterable[Tensor]) -> None:
     """Move tensors to shared memory, in place; WorkerError where there is none left."""
     try:

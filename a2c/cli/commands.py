@@ -65,14 +65,14 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
             return leave(1, at_once=True)
         except (OSError, FloatingPointError) as error:
             return _refuse(error, code=1)
-        except (MemoryError, RuntimeError) as error:
-            if not is_no_memory(error):
-                if isinstance(error, RankError | WorkerError) or reported_elsewhere(error):
-                    return _refuse(error, code=1)
-                raise
-            return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
         except KeyboardInterrupt:
             return leave(130)
+        except Exception as error:
+            if isinstance(error, MemoryError | RuntimeError) and is_no_memory(error):
+                return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
+            if isinstance(error, RankError | WorkerError) or reported_elsewhere(error):
+                return _refuse(error, code=1)
+            raise
 
     return run
 

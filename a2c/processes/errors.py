@@ -39,6 +39,7 @@ def with_notes_of(cause: BaseException, error: ErrorT) -> ErrorT:
 def worker_error(error: Exception, who: str = "an environment") -> WorkerError:
     """`error` as a WorkerError: what happened to `who`, and the environment's traceback where the text holds one."""
     if isinstance(error, EOFError | BrokenPipeError | ConnectionError):
+        # No words of NO_MEMORY: it may have been killed for any reason.
         return WorkerError(f"the process of {who} died (killed, perhaps because memory ran out)")
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
@@ -58,7 +59,7 @@ def raising_worker_error(*unchanged: type[Exception]) -> Iterator[None]:
 
 
 # Messages of Python, numpy and torch.
-NO_MEMORY = "(?i)out of memory|(allocate|not enough) memory|(unable|tried) to allocate|MemoryError|ALLOC_FAILED"
+NO_MEMORY = r"(?i)out of memory|(allocate|not enough) memory|\b_?(Array)?MemoryError\b|ALLOC_FAILED"
 
 
 def is_no_memory(error: MemoryError | RuntimeError) -> bool:

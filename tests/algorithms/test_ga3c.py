@@ -136,8 +136,7 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
     algorithm = GA3C(config, spaces, learner, compute)
-    learner.learn = lambda rollout, parts, _: taken.extend(copy.deepcopy(rollout).split(parts))
-    algorithm.envs_per_batch = 2  # a rollout of one actor
+    learner.learn = lambda rollout, num_minibatches: taken.extend(copy.deepcopy(rollout).split(num_minibatches // 2))
     algorithm.start(new_run=True)
     expected = []
     for part in make_tasks(config, 0):
@@ -163,20 +162,21 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
 
 
 def test_ga3c_learns_every_decision_once_with_its_reward(tmp_path):
-    whole = Trainer(
-        parse_config([*FLAGS, "--workers", "2", "--total-env-steps", "5000", "--run-dir", str(tmp_path / "run")])
-    )
-    learn, batches = whole.learner.learn, []
+    flags = ["--num-envs", "6", "--num-minibatches", "4", "--workers", "4", "--total-env-steps", "5000"]
+    whole = Trainer(parse_config([*FLAGS, *flags, "--run-dir", str(tmp_path / "run")]))
+    learn, batches, steps = whole.learner.learn, [], []
 
-    def keep(rollout, minibatches, count):
+    def keep(rollout, num_minibatches):
         batches.append(copy.deepcopy(rollout))
-        assert minibatches == rollout.actions.shape[1]  # 4 environments in 4 batches, as a2c has them
-        learn(rollout, minibatches, count)
+        steps.append(num_minibatches)
+        learn(rollout, num_minibatches=num_minibatches)
 
     whole.learner.learn = keep
     assert whole.run().exit_code == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
-    assert state["updates"] == sum(batch.actions.shape[1] for batch in batches)
+    # a2c has 1.5 environments in a minibatch. One alone is not enough, as two actors of four have it.
+    assert steps == [batch.actions.shape[1] * 4 // 6 for batch in batches] and min(steps) > 0
+    assert state["updates"] == sum(steps)
     assert state["env_steps"] == sum(map(len, batches)) >= 5000
     ends = sum(int(batch.terminated.sum()) for batch in batches)
     assert ends > 20 and all((batch.rewards == 1.0).all() for batch in batches)
@@ -184,7 +184,7 @@ def test_ga3c_learns_every_decision_once_with_its_reward(tmp_path):
     chains = {tuple(after.tolist()) for batch in batches for after in batch.next_obs}
     begun = [tuple(first.tolist()) for batch in batches for first in batch.obs[0]]
     assert len(set(begun)) == len(begun)
-    assert sum(first not in chains for first in begun) == 4  # the very first window of each environment
+    assert sum(first not in chains for first in begun) == 6  # the very first window of each environment
 
 
 def test_policy_lag_is_the_number_of_updates_between_acting_and_learning(setting):
@@ -192,11 +192,11 @@ def test_policy_lag_is_the_number_of_updates_between_acting_and_learning(setting
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
-    def note(rollout, minibatches, count):
-        steps = minibatches * config.epochs  # each but the first comes after others of the same rollout
-        expected = learner.updates + (steps - 1) / 2 - float(rollout.policy_version.mean())
-        learn(rollout, minibatches, count)
-        policy_lags.append((learner.policy_lag, pytest.approx(expected)))
+    def note(rollout, num_minibatches):
+        own = (num_minibatches * config.epochs - 1) / 2  # all steps but the first come after others of this rollout
+        expected = learner.updates + own - float(rollout.policy_version.mean())
+        learn(rollout, num_minibatches=num_minibatches)
+        policy_lags.append((learner.policy_lag - own, pytest.approx(expected - own)))
 
     learner.learn = note
     algorithm.start(new_run=True)
@@ -204,6 +204,7 @@ def test_policy_lag_is_the_number_of_updates_between_acting_and_learning(setting
         algorithm.training_step()
     algorithm.close()
     assert all(policy_lag == expected and policy_lag >= 0 for policy_lag, expected in policy_lags)
+    assert policy_lags[0][0] == 0.0  # nobody had learned yet
     assert max(policy_lag for policy_lag, _ in policy_lags) > 0
     assert learner.metrics()["policy_lag"] == learner.policy_lag
 
@@ -214,9 +215,9 @@ def test_actors_wait_for_a_slow_learner(setting):
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
-    def slowly(rollout, minibatches, count):
+    def slowly(rollout, num_minibatches):
         time.sleep(0.03)  # in which an actor could collect many rollouts
-        learn(rollout, minibatches, count)
+        learn(rollout, num_minibatches=num_minibatches)
         policy_lags.append(learner.policy_lag)
 
     learner.learn = slowly
@@ -224,7 +225,7 @@ def test_actors_wait_for_a_slow_learner(setting):
     while len(policy_lags) < 40:
         algorithm.training_step()
     algorithm.close()
-    # Mostly the other's rollout and the rest of its own, two batches each, were learned meanwhile.
+    # Mostly the other's rollout was learned meanwhile, in two steps; one step comes before the second of its own.
     assert statistics.median(policy_lags) <= 4
 
 
@@ -232,16 +233,51 @@ def test_actors_wait_for_a_slow_learner(setting):
 def test_ga3c_deals_the_whole_queue_anew_in_every_epoch(setting):
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2, "epochs": 3, "shuffle": True})
-    learner.config, dealt = config, []
-    step = learner.take_step
-    learner.replace_step(lambda minibatch, *rest: dealt.append(len(minibatch)) or step(minibatch, *rest))
+    learner.config, dealt, queue = config, [], []
+    learn, step = learner.learn, learner.take_step
+    learner.learn = lambda rollout, num_minibatches: (
+        queue.append(rollout.obs.clone()),
+        learn(rollout, num_minibatches=num_minibatches),
+    )
+    learner.replace_step(lambda minibatch, *rest: dealt.append(rows(minibatch.obs)) or step(minibatch, *rest))
     algorithm = GA3C(config, spaces, learner, compute)
     algorithm.start(new_run=True)
     with closing(algorithm):
-        while not dealt:
+        while not queue:
             algorithm.training_step()
-    assert dealt == [config.rollout_steps] * (learner.env_steps // config.rollout_steps) * 3
-    assert learner.updates == len(dealt)
+    obs = queue[0]  # [T, n, 4]
+    each = len(dealt) // 3
+    epochs = [[row for minibatch in dealt[low : low + each] for row in minibatch] for low in (0, each, 2 * each)]
+    assert each == obs.shape[1] >= 2 and len(dealt) == 3 * each
+    assert all(sorted(epoch) == sorted(rows(obs.flatten(0, 1))) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+    windows = [set(rows(obs[:, n])) for n in range(obs.shape[1])]
+    assert not any(set(minibatch) <= window for minibatch in dealt for window in windows)
+
+
+def rows(obs):
+    """Observations `[B, 4]` as tuples."""
+    return [tuple(row) for row in obs.tolist()]
+
+
+def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics(tmp_path):
+    flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "4", "--rollout-steps", "4", *FLAGS[2:4]]
+    config = parse_config([*flags, "--workers", "2", "--threads", "1", "--no-progress"])
+    spaces = probe_spaces(config)
+    config = resolve(config, spaces.obs_shape)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces, compute)
+        algorithm = GA3C(config, spaces, learner, compute)
+        with closing(algorithm):
+            algorithm.start(new_run=True)
+            before = dict(copy.deepcopy(algorithm.predictor.net.state_dict()))
+            while learner.updates == 0:
+                algorithm.training_step()
+            after, learned = algorithm.predictor.net.state_dict(), learner.replica.state_dict()
+            assert algorithm.predictor.version == learner.updates
+            assert all(torch.equal(after[name], learned[name]) for name in learned)
+            changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert any("norm" in name for name in changed) and any("norm" not in name for name in changed)
 
 
 def test_learn_weights_samples_with_policy_lag(setting):
@@ -274,8 +310,7 @@ def test_an_observation_crosses_to_the_device_once(setting, monkeypatch):
 
     monkeypatch.setattr(predictor_module, "to_device", count)
     algorithm = GA3C(config, spaces, learner, compute)
-    learner.learn = lambda rollout, parts, count: learned.append(copy.deepcopy(rollout))
-    algorithm.envs_per_batch = 2
+    learner.learn = lambda rollout, num_minibatches: learned.append(copy.deepcopy(rollout))
     algorithm.start(new_run=True)
     with closing(algorithm):
         while len(learned) < 4:

@@ -157,6 +157,7 @@ def test_a_reader_that_has_ended_is_no_error():
         (OSError("no space left"), True, 1),
         (MemoryError("no memory"), True, 1),
         (RuntimeError("a mistake in the code"), True, 1),
+        (KeyError("a mistake in the code"), True, 1),
         (RankError("rank 3 has ended"), False, 1),
     ],
     ids=lambda value: type(value).__name__,
