@@ -1,4 +1,4 @@
-"""Same seed, same parameters: three rollouts of each preset, and of a3c with one worker, give the bits that were written down.
+"""Same seed, same parameters: three rollouts of each preset, and of a3c with one worker, give the bits written down.
 
 A change that moves them on purpose says so in its commit and writes the new ones:
 `python tests/test_fingerprint.py > tests/fingerprints.json`.
