@@ -295,7 +295,7 @@ def test_learn_cuts_a_rollout_into_as_many_minibatches_as_it_is_told(shuffle):
     rollout = random_rollout(envs=10)
     with closing(Compute(config)) as compute:
         told = Learner(config, spaces((4,), 3), compute)
-        told.learn(rollout, 3)
+        told.learn(rollout, num_minibatches=3)
         expected = Learner(replace(config, num_minibatches=3), spaces((4,), 3), compute)
         expected.learn(rollout)
     assert told.updates == expected.updates == 2 * 3
