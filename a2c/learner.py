@@ -101,7 +101,7 @@ class Learner:
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
         FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
-        if rollout.terminated.device.type == "cpu":  # else the collector has done so, before the flags crossed
+        if rollout.terminated.device.type == "cpu":  # else this was done before the flags crossed
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)

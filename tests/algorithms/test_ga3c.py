@@ -50,6 +50,11 @@ def rnn_state_size(net):
     return getattr(net, "rnn_state_size", 0)
 
 
+def rows(obs):
+    """Observations `[B, 4]` as tuples."""
+    return [tuple(row) for row in obs.tolist()]
+
+
 def test_remote_network_returns_the_outputs_of_the_network(setting):
     _, spaces, learner, compute = setting
     all_buffers, remotes = {}, []
@@ -255,12 +260,7 @@ def test_ga3c_deals_the_whole_queue_anew_in_every_epoch(setting):
     assert not any(set(minibatch) <= window for minibatch in dealt for window in windows)
 
 
-def rows(obs):
-    """Observations `[B, 4]` as tuples."""
-    return [tuple(row) for row in obs.tolist()]
-
-
-def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics(tmp_path):
+def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics():
     flags = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "4", "--rollout-steps", "4", *FLAGS[2:4]]
     config = parse_config([*flags, "--workers", "2", "--threads", "1", "--no-progress"])
     spaces = probe_spaces(config)
@@ -270,7 +270,7 @@ def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics(tmp_
         algorithm = GA3C(config, spaces, learner, compute)
         with closing(algorithm):
             algorithm.start(new_run=True)
-            before = dict(copy.deepcopy(algorithm.predictor.net.state_dict()))
+            before = copy.deepcopy(algorithm.predictor.net.state_dict())
             while learner.updates == 0:
                 algorithm.training_step()
             after, learned = algorithm.predictor.net.state_dict(), learner.replica.state_dict()
