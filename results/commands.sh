@@ -16,9 +16,6 @@ a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
 
-# Each rollout is learned from once, in more minibatches.
-a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --seeds 610..614 --jobs 2 --keep-policy-every 20000
-
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 230..234 --jobs 2
 a2c compare runs/results/lstm --preset lstm --seeds 230..234 --jobs 2
