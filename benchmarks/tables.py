@@ -183,13 +183,14 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "pong-fast": (learning, ["pong-fast"]),
         "games": (games, GAMES),
         "more": (learning, ["default"]),
+        "strict": (learning, ["strict"]),
         "family": (learning, ["family", "lstm"]),
         "cartpole": (cartpole, ["cartpole"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),
     },
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
-    "docs/learning.md": {"search": (search, ["pong-fast", "default", "family", "lstm", "search-*"])},
+    "docs/learning.md": {"search": (search, ["pong-fast", "default", "strict", "family", "lstm", "search-*"])},
 }
 
 

@@ -16,6 +16,9 @@ a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
 
+# pong-fast without reuse: each rollout is learned from once.
+a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
+
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 230..234 --jobs 2
 a2c compare runs/results/lstm --preset lstm --seeds 230..234 --jobs 2
@@ -26,6 +29,13 @@ a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+
+# A policy of Pong.
+out=runs/results/strict
+rm -f "$out/latest.pt"
+a2c export "$out/pong-fast/seed-640" "$out/latest.pt" --checkpoint best.pt --half
+a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.tmp"
+mv "$out/evaluation.tmp" "$out/evaluation.json"
 
 # What is published of a game: its policy as float16, a hundred episodes of this policy, a film of one.
 for game in boxing breakout freeway qbert spaceinvaders; do
