@@ -30,21 +30,18 @@ a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrame
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 
-# A policy of Pong.
-out=runs/results/strict
-rm -f "$out/latest.pt"
-a2c export "$out/pong-fast/seed-640" "$out/latest.pt" --checkpoint best.pt --half
-a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.tmp"
-mv "$out/evaluation.tmp" "$out/evaluation.json"
-
-# What is published of a game: its policy as float16, a hundred episodes of this policy, a film of one.
-for game in boxing breakout freeway qbert spaceinvaders; do
-    out=runs/results/$game
+# publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
+publish() {
+    local out=runs/results/$1
     rm -f "$out/latest.pt"
-    a2c export "$out/atari/seed-0" "$out/latest.pt" --checkpoint latest.pt --half
+    a2c export "$out/$2" "$out/latest.pt" --checkpoint "$3" --half
     a2c evaluate "$out" --episodes 100 --json >"$out/evaluation.tmp"
     mv "$out/evaluation.tmp" "$out/evaluation.json"
-    a2c record "$out" --out "$out/film.webp"
+}
+publish strict pong-fast/seed-640 best.pt
+for game in boxing breakout freeway qbert spaceinvaders; do
+    publish "$game" atari/seed-0 latest.pt
+    a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
 rm runs/results/freeway/{latest.pt,film.webp}  # this policy has not learned to cross the road
 
