@@ -26,7 +26,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
         "lr_final": 0.15,
         "schedule_end": 0.4,
-        "entropy_hold": 0.75,
     },
     "atari": {
         **WHOLE_RUN,
