@@ -296,7 +296,11 @@ def test_run_lock_of_a_dead_process_goes_to_one_of_two(tmp_path, no_flock, monke
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
-@pytest.mark.parametrize("content", ["", f"{os.getpid()}\n{socket.gethostname()}\n", "7\nanother-host\n"])
+@pytest.mark.parametrize(
+    "content",
+    ["", f"{os.getpid()}\n{socket.gethostname()}\n", "7\nanother-host\n"],
+    ids=["empty", "this process", "another host"],
+)
 def test_run_lock_that_may_be_held_says_what_to_do(content, tmp_path, no_flock):
     (tmp_path / "lock").write_text(content)
     with pytest.raises(ValueError, match=f"if no process on any host uses it, remove {tmp_path / 'lock'}"):
