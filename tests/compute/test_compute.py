@@ -21,7 +21,6 @@ from a2c.run.trainer import Trainer
 
 COUNT = """
 import sys, threading, psutil
-import a2c.tools.record_video, a2c.run.trainer  # libraries start threads of their own when they are imported
 
 pythons = {threading.get_native_id()}
 
@@ -30,6 +29,7 @@ def remember(*_):
     sys.setprofile(None)
 
 threading.setprofile(remember)
+import a2c.tools.record_video, a2c.run.trainer  # libraries start threads of their own when they are imported
 
 def idle_threads_worked():
     return sum(t.user_time + t.system_time for t in psutil.Process().threads() if t.id not in pythons)
