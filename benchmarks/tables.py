@@ -37,8 +37,12 @@ GAMES_TITLE = (
     "10 million decisions.\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
+    "BeamRider": (2_890, 3_397),
     "Breakout": (280, 398),
+    "Enduro": (0, 996),
+    "MsPacman": (1_672, 1_754),
     "Qbert": (3_882, 15_627),
+    "Seaquest": (1_721, 1_784),
     "SpaceInvaders": (627, 960),
 }
 

@@ -30,10 +30,9 @@ class Range:
         """Raise ValueError where `value` of the setting `field` is not a number in this range."""
         if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
             raise ValueError(f"{field} must be {'an integer' if integer else 'a number'}, got {value!r}")
-        if math.isnan(value) or not self.low <= value <= self.high:
-            raise ValueError(f"{field} must be at least {self.low} and at most {self.high}, got {value}")
-        if self.above and value == self.low:
-            raise ValueError(f"{field} must be above {self.low:g}, got {value}")
+        if math.isnan(value) or not self.low <= value <= self.high or (self.above and value == self.low):
+            lowest = f"{'above' if self.above else 'at least'} {self.low}"
+            raise ValueError(f"{field} must be {lowest} and at most {self.high}, got {value}")
 
 
 def check(config: Any) -> None:
