@@ -111,7 +111,6 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        before = [p.detach().clone() for p in self.net.parameters()]
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
@@ -129,10 +128,6 @@ class Learner:
         if self.average is not None:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.actor.parameters()), list(self.average.parameters()))
-        if "look" in os.environ.get("TRIAL", ""):
-            with torch.no_grad():
-                torch._foreach_lerp_(list(self.net.parameters()), before, 1 - float(os.environ["TRIAL"].split("=")[1]))
-            self.sync()
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
