@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -82,11 +81,6 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.actor = self.replica
-        self.average: nn.Module | None = None
-        if "ema" in os.environ.get("TRIAL", ""):
-            self.average, self.actor = copy.deepcopy(self.net), copy.deepcopy(self.replica)
-            self.actor.normalizer = self.net.normalizer
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
@@ -119,15 +113,8 @@ class Learner:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
-            done.append(self.step(minibatch, size, lags[-1] > 0 or self.average is not None, self.entropy_coef))
+            done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
-            if self.average is not None:
-                decay = min(0.99, (1 + self.updates) / (10 + self.updates))
-                with torch.no_grad():
-                    torch._foreach_lerp_(list(self.average.parameters()), list(self.net.parameters()), 1 - decay)
-        if self.average is not None:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self.actor.parameters()), list(self.average.parameters()))
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
@@ -244,8 +231,7 @@ def check_finite(network: dict[str, Tensor]) -> None:
 
 def learning_rate(config: Config, env_steps: int) -> float:
     """The learning rate after `env_steps` decisions: linear to the share `lr_final`, then constant."""
-    end = 1.5 if "lrend" in os.environ.get("TRIAL", "") else 1.0
-    return config.learning_rate * _fallen_to(config.lr_final, min(1.0, env_steps / (end * config.schedule_end * config.total_env_steps)))
+    return config.learning_rate * _fallen_to(config.lr_final, _progress(config, env_steps))
 
 
 def entropy_coef(config: Config, env_steps: int) -> float:

@@ -5,8 +5,6 @@ Pure mathematics on `[B]` tensors; nothing of ours is imported here.
 
 from __future__ import annotations
 
-import os
-
 from typing import NamedTuple
 
 import torch
@@ -72,10 +70,6 @@ def a2c_loss(
     if values.shape == (batch, 1):
         values = values.squeeze(1)
     named = {"values": values, "actions": actions, "returns": returns, "behaviour_log_probs": behaviour_log_probs}
-    targets = returns
-    if returns.ndim == 2:
-        returns, targets = returns[:, 0], returns[:, 1]
-        named["returns"] = returns
     for name, tensor in named.items():
         if tensor is not None and tensor.shape != (batch,):
             raise ValueError(f"{name} must have shape [{batch}], got {list(tensor.shape)}")
@@ -95,10 +89,7 @@ def a2c_loss(
     clip_fraction = (unclipped > 1.0).float().mean()
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
-    if "ppo" in os.environ.get("TRIAL", "") and behaviour_log_probs is not None:
-        live = (log_prob - behaviour_log_probs.detach()).exp()
-        policy = -torch.minimum(live * advantage, live.clamp(0.8, 1.2) * advantage).mean()
-    value = F.mse_loss(values, targets.detach())
+    value = F.mse_loss(values, returns)
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -130,10 +128,6 @@ class Rollout:
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
         returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
-        if "lambda" in os.environ.get("TRIAL", ""):
-            policy, value = map(float, os.environ["TRIAL"].split("=")[1].split(","))
-            pair = [self.returns(net, gamma, x, reward_clip).flatten() for x in (policy, value)]
-            returns = torch.stack(pair, dim=1)
         obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
         version = float(self.policy_version.mean())
         for index in indices:

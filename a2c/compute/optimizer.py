@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import os
-
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +22,7 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         graphs, rate = config.cuda_graphs, config.learning_rate
         lr = _replayed_rate(rate, parameters[0].device) if graphs else rate
         capturable = graphs and parameters[0].is_cuda
-        betas = (0.9, 0.99) if "beta2" in os.environ.get("TRIAL", "") else (0.9, 0.999)
-        optimizer = torch.optim.Adam(parameters, lr=lr, betas=betas, eps=config.adam_eps, fused=True, capturable=capturable)
+        optimizer = torch.optim.Adam(parameters, lr=lr, eps=config.adam_eps, fused=True, capturable=capturable)
         moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     else:
         kind = InsideRMSprop if config.rmsprop_eps_inside else torch.optim.RMSprop
