@@ -31,7 +31,8 @@ CURVE = ROOT / "docs" / "pong.png"
 # Hosts, ranks of each, threads of each rank, environments.
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
-GAMES = ("boxing", "breakout", "freeway", "qbert", "spaceinvaders")  # their directories in results/
+# Their directories in results/.
+GAMES = ("beamrider", "boxing", "breakout", "freeway", "mspacman", "qbert", "seaquest", "spaceinvaders")
 GAMES_TITLE = (
     "True scores of the frozen policy over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run each,\n"
     "10 million decisions.\n\n"
@@ -147,7 +148,7 @@ def games(*groups: Path) -> str:
         name = figures["env"].removesuffix(ATARI_SUFFIX)
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})")
+        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low}–{high})")
         rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 

@@ -29,6 +29,9 @@ a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 
 # publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
 publish() {
@@ -39,7 +42,7 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in boxing breakout freeway qbert spaceinvaders; do
+for game in beamrider boxing breakout freeway mspacman qbert seaquest spaceinvaders; do
     publish "$game" atari/seed-0 latest.pt
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
