@@ -148,7 +148,7 @@ def games(*groups: Path) -> str:
         name = figures["env"].removesuffix(ATARI_SUFFIX)
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low}–{high})")
+        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low}\N{EN DASH}{high})")
         rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 
