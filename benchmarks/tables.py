@@ -32,7 +32,7 @@ CURVE = ROOT / "docs" / "pong.png"
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
 # Their directories in results/.
-GAMES = ("beamrider", "boxing", "breakout", "freeway", "mspacman", "qbert", "seaquest", "spaceinvaders")
+GAMES = ("beamrider", "boxing", "breakout", "enduro", "freeway", "mspacman", "qbert", "seaquest", "spaceinvaders")
 GAMES_TITLE = (
     "True scores of the frozen policy over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run each,\n"
     "10 million decisions.\n\n"

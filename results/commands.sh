@@ -30,6 +30,7 @@ a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrame
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/enduro --preset atari --env EnduroNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 
@@ -42,11 +43,11 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in beamrider boxing breakout freeway mspacman qbert seaquest spaceinvaders; do
+for game in beamrider boxing breakout enduro freeway mspacman qbert seaquest spaceinvaders; do
     publish "$game" atari/seed-0 latest.pt
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
-rm runs/results/freeway/{latest.pt,film.webp}  # this policy has not learned to cross the road
+rm runs/results/{enduro,freeway}/{latest.pt,film.webp}  # these policies have seen no points, or one, to learn from
 
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"
