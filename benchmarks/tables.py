@@ -34,8 +34,8 @@ PRICE = 0.04  # USD per core hour, an assumption
 # Their directories in results/.
 GAMES = ("beamrider", "boxing", "breakout", "enduro", "freeway", "mspacman", "qbert", "seaquest", "spaceinvaders")
 GAMES_TITLE = (
-    "True scores of the frozen policy over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run each,\n"
-    "10 million decisions.\n\n"
+    "Mean of 100 episodes of the frozen policy, one seed per game. Zoo: RL Baselines3 Zoo, one run, 10 million\n"
+    "decisions.\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),
@@ -148,7 +148,7 @@ def games(*groups: Path) -> str:
         name = figures["env"].removesuffix(ATARI_SUFFIX)
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low}\N{EN DASH}{high})")
+        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})")
         rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 

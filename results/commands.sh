@@ -47,7 +47,7 @@ for game in beamrider boxing breakout enduro freeway mspacman qbert seaquest spa
     publish "$game" atari/seed-0 latest.pt
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
-rm runs/results/{enduro,freeway}/{latest.pt,film.webp}  # these policies have seen no points, or one, to learn from
+rm runs/results/{enduro,freeway}/{latest.pt,film.webp}  # their runs saw no point, or one
 
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"

@@ -72,7 +72,7 @@ def test_documents_name_only_options_that_exist(capsys):
 
 
 def test_readme_names_only_presets_and_metrics_that_exist():
-    assert first_cells(section("Use it from the command line")) == set(PRESETS)
+    assert first_cells(section("Command line")) == set(PRESETS)
     assert first_cells(section("Metrics")) <= set(METRICS)
 
 

@@ -7,7 +7,6 @@ This module imports neither torch nor gymnasium.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +29,7 @@ class Range:
         """Raise ValueError where `value` of the setting `field` is not a number in this range."""
         if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
             raise ValueError(f"{field} must be {'an integer' if integer else 'a number'}, got {value!r}")
-        if math.isnan(value) or not self.low <= value <= self.high or (self.above and value == self.low):
+        if not self.low <= value <= self.high or (self.above and value == self.low):  # no comparison with NaN holds
             lowest = f"{'above' if self.above else 'at least'} {self.low}"
             raise ValueError(f"{field} must be {lowest} and at most {self.high}, got {value}")
 

@@ -61,7 +61,7 @@ def test_games_table_has_a_row_per_game_beside_published_results(tmp_path):
         (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
         (tmp_path / name / "evaluation.json").write_text(json.dumps({**figures, "env": env, "episodes": 100}))
     text = tables.games(tmp_path / "qbert", tmp_path / "boxing")
-    cells = "2,000,000 | 1,234.6 (1,200.0\N{EN DASH}1,300.0)"
+    cells = "2,000,000 | 1,234.6 (1,200.0 to 1,300.0)"
     assert text.endswith(
         f"| [Qbert](results/qbert) | {cells} | 3,882 | 15,627 |\n| [Boxing](results/boxing) | {cells} | - | - |\n"
     )
