@@ -34,7 +34,7 @@ PRICE = 0.04  # USD per core hour, an assumption
 # Their directories in results/.
 GAMES = ("beamrider", "boxing", "breakout", "enduro", "freeway", "mspacman", "qbert", "seaquest", "spaceinvaders")
 GAMES_TITLE = (
-    "Mean of 100 episodes of the frozen policy, one seed per game. Zoo: RL Baselines3 Zoo, one run, 10 million\n"
+    "True scores of frozen policies over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run, 10 million\n"
     "decisions.\n\n"
 )
 ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md

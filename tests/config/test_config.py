@@ -120,8 +120,9 @@ def test_config_accepts_the_ends_of_a_range(name):
 @pytest.mark.parametrize("value", [0.0, -1.0])
 @pytest.mark.parametrize("name", OPEN)
 def test_config_refuses_zero_and_less_where_a_range_is_above_it(name, value):
-    with pytest.raises(ValueError, match=f"^{name} must be above 0.0 and at most .*, got {value}$"):
+    with pytest.raises(ValueError) as refusal:
         Config(**{name: value})
+    assert str(refusal.value) == f"{name} must be above 0.0 and at most {RANGES[name].high}, got {value}"
 
 
 @pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}])
