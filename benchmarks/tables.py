@@ -31,17 +31,17 @@ CURVE = ROOT / "docs" / "pong.png"
 # Hosts, ranks of each, threads of each rank, environments.
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
-# Their directories in results/.
-GAMES = ("beamrider", "boxing", "breakout", "enduro", "freeway", "mspacman", "qbert", "seaquest", "spaceinvaders")
+GAMES = sorted(path.parent.name for path in RESULTS.glob("*/atari"))  # a run of the preset of that name
 GAMES_TITLE = (
-    "True scores of frozen policies over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run, 10 million\n"
-    "decisions.\n\n"
+    "True scores of frozen policies over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run of 10\n"
+    "million decisions; [at 2 million](results/README.md#zoo) its training episodes.\n\n"
 )
-ZOO: dict[str, tuple[int, int]] = {  # A2C and PPO of RL Baselines3 Zoo after 10 million decisions: its benchmark.md
+ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),
     "Breakout": (280, 398),
     "Enduro": (0, 996),
     "MsPacman": (1_672, 1_754),
+    "Pong": (17.3, 21.0),
     "Qbert": (3_882, 15_627),
     "Seaquest": (1_721, 1_784),
     "SpaceInvaders": (627, 960),
@@ -141,16 +141,26 @@ def games(*groups: Path) -> str:
     """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
     if not groups:
         return ""
-    header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C", "Zoo PPO")
-    rows = []
+    header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
+    early, rows = zoo_at_2_million(), []
     for group in groups:
         figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
         name = figures["env"].removesuffix(ATARI_SUFFIX)
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-        others = [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
+        others = [f"{early[name]:,.1f}" if name in early else "-"]
+        others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
         row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})")
         rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
+
+
+def zoo_at_2_million() -> dict[str, float]:
+    """Mean scores of A2C's training episodes in RL Baselines3 Zoo that ended near 2 million decisions, per game."""
+    scores: dict[str, list[float]] = {}
+    with open(RESULTS / "zoo.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            scores.setdefault(row["game"], []).append(float(row["score"]))
+    return {game: float(np.mean(values)) for game, values in scores.items()}
 
 
 def runs_of(group: Path) -> list[Path]:

@@ -33,6 +33,7 @@ a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 
 a2c compare runs/results/enduro --preset atari --env EnduroNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000 --target-score 22
 
 # publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
 publish() {
@@ -43,7 +44,7 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in beamrider boxing breakout enduro freeway mspacman qbert seaquest spaceinvaders; do
+for game in beamrider boxing breakout enduro freeway mspacman pong qbert seaquest spaceinvaders; do
     publish "$game" atari/seed-0 latest.pt
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done

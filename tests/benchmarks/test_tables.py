@@ -54,16 +54,21 @@ def test_cartpole_table_counts_every_seed(tmp_path):
     assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
 
 
-def test_games_table_has_a_row_per_game_beside_published_results(tmp_path):
+def test_games_table_has_a_row_per_game_beside_published_results(tmp_path, monkeypatch):
     figures = {"env_steps": 2_000_000, "mean": 1234.56, "interval": [1200.0, 1300.0]}
-    for name, env in (("qbert", "QbertNoFrameskip-v4"), ("boxing", "BoxingNoFrameskip-v4")):
+    (tmp_path / "zoo.csv").write_text("game,environment,frames,score\nPong,0,450000,-20\nPong,3,550000,-19\n")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    names = ("pong", "PongNoFrameskip-v4"), ("qbert", "QbertNoFrameskip-v4"), ("boxing", "BoxingNoFrameskip-v4")
+    for name, env in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
         (tmp_path / name / "evaluation.json").write_text(json.dumps({**figures, "env": env, "episodes": 100}))
-    text = tables.games(tmp_path / "qbert", tmp_path / "boxing")
+    text = tables.games(*(tmp_path / name for name, _ in names))
     cells = "2,000,000 | 1,234.6 (1,200.0 to 1,300.0)"
     assert text.endswith(
-        f"| [Qbert](results/qbert) | {cells} | 3,882 | 15,627 |\n| [Boxing](results/boxing) | {cells} | - | - |\n"
+        f"| [Pong](results/pong) | {cells} | -19.5 | 17.3 | 21.0 |\n"
+        f"| [Qbert](results/qbert) | {cells} | - | 3,882 | 15,627 |\n"
+        f"| [Boxing](results/boxing) | {cells} | - | - | - |\n"
     )
     title, commit, _ = text.split("\n\n")
     assert "RL Baselines3 Zoo" in title and commit == "Commit abc1234, 2 cores of X, torch 2." and tables.games() == ""
