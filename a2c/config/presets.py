@@ -20,12 +20,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "pong-fast": {
         "backend": "native",
         "num_envs": 32,
-        "frame_size": 42,
-        "network": "small",
+        "network": "nips",
         "rollout_steps": 64,
         "num_minibatches": 12,
-        "lr_final": 0.15,
-        "schedule_end": 0.4,
+        "adam_eps": 1e-5,
+        "lr_final": 0.1,
+        "schedule_end": 0.25,
+        "entropy_hold": 0.64,
     },
     "atari": {
         **WHOLE_RUN,
