@@ -33,8 +33,8 @@ MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_0
 PRICE = 0.04  # USD per core hour, an assumption
 GAMES = sorted(path.parent.name for path in RESULTS.glob("*/atari"))  # a run of the preset of that name
 GAMES_TITLE = (
-    "True scores of frozen policies over 100 episodes, one seed per game. Zoo: RL Baselines3 Zoo, one run of 10\n"
-    "million decisions; [at 2 million](results/README.md#zoo) its training episodes.\n\n"
+    "True scores of frozen policies over 100 episodes, one seed per game. [Zoo](results/README.md#zoo):\n"
+    "RL Baselines3 Zoo, one run, 10 million decisions.\n\n"
 )
 ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),
