@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import collections
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -86,7 +82,6 @@ class Learner:
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
         self.env_steps = self.updates = 0
-        self.old: collections.deque[Rollout] = collections.deque(maxlen=trial('replay', 0))
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
@@ -126,8 +121,6 @@ class Learner:
         if self.config.network == "custom":  # forward passes may have changed its buffers; a2c's own are equal
             self.compute.ranks.copy_first(self.net.buffers())
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
-        if trial('replay', 0):
-            self.old.append(dataclasses.replace(rollout, **{f.name: getattr(rollout, f.name).clone() for f in dataclasses.fields(rollout)}))
         self.env_steps += self._decisions(rollout)
 
     def _decisions(self, rollout: Rollout) -> int:
@@ -142,14 +135,7 @@ class Learner:
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
-        new = rollout
-        for epoch in range(config.epochs):
-            if self.old and epoch >= trial('from', 0):
-                rng = np.random.default_rng((config.seed, self.updates, 7))
-                some = rng.choice(len(self.old), size=min(trial('parts', 1), len(self.old)), replace=False)
-                rollout = Rollout.join([new, *(self.old[i] for i in some)]) if not trial('alone', 0) else self.old[some[0]]
-                num_envs = rollout.actions.shape[1]
-                number = config.num_minibatches * (1 if trial('alone', 0) else (1 + len(some)) // trial('div', 1))
+        for _ in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
@@ -235,11 +221,6 @@ class Learner:
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
-
-
-def trial(name: str, default: int) -> int:
-    found = [part.split(":")[1] for part in os.environ.get("TRIAL", "").split(",") if part.startswith(name + ":")]
-    return int(found[0]) if found else default
 
 
 def check_finite(network: dict[str, Tensor]) -> None:

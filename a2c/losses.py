@@ -5,8 +5,6 @@ Pure mathematics on `[B]` tensors; nothing of ours is imported here.
 
 from __future__ import annotations
 
-import os
-
 from typing import NamedTuple
 
 import torch
@@ -81,8 +79,6 @@ def a2c_loss(
     log_probs = F.log_softmax(logits, dim=1)  # [B, A]
     log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)  # [B]
     advantage = returns - values.detach()  # [B]
-    if 'center' in os.environ.get('TRIAL', ''):
-        advantage = advantage - advantage.mean()
     assert advantage.shape == log_prob.shape
     log_ratio = torch.zeros_like(log_prob)
     if behaviour_log_probs is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
@@ -128,8 +127,7 @@ class Rollout:
 
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
-        vtrace = 'vtrace' in os.environ.get('TRIAL', '')
-        returns = (self.vtrace_returns if vtrace else self.returns)(net, gamma, gae_lambda, reward_clip).flatten()
+        returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
         obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
         version = float(self.policy_version.mean())
         for index in indices:
@@ -196,33 +194,6 @@ class Rollout:
         rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
         flags = self.terminated, self.truncated
         return lambda_returns(rewards, next_values, *flags, gamma=gamma, gae_lambda=gae_lambda)
-
-    @torch.no_grad()
-    def vtrace_returns(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:
-        """`r[t] + gamma * ((1 - lambda) * V[t + 1] + lambda * v[t + 1])` with V-trace's targets v, `[T, N]`.
-
-        `net` values every observation. Source: Espeholt et al. (2018), section 4.1, with rho-bar = c-bar = 1.
-        """
-        envs, shape = self.actions.shape[1], self.actions.shape
-        parts = [net(part) for part in self.obs.flatten(0, 1).split(512)]
-        logits = torch.cat([part[0] for part in parts]).float()
-        values = torch.cat([flat_values(part[1], len(part[1])) for part in parts]).reshape(shape)
-        log_probs = logits.log_softmax(1).gather(1, self.actions.reshape(-1, 1)).reshape(shape)
-        ratio = (log_probs - self.log_probs).exp().clamp(max=1.0)
-        after = torch.cat([self.next_obs, self.final_obs])
-        bootstrap = flat_values(net(after)[1], len(after))
-        next_values = torch.cat([values[1:], bootstrap[None, :envs]])
-        t, n = to_device(self.final_index.T, after.device).unbind()
-        next_values[t, n] = bootstrap[envs:]
-        next_values = next_values.masked_fill(self.terminated, 0.0)
-        rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
-        ended = self.terminated | self.truncated
-        target, returns = next_values[-1], []
-        for i in reversed(range(len(rewards))):
-            mixed = (1.0 - gae_lambda) * next_values[i] + gae_lambda * target
-            returns.append(rewards[i] + gamma * torch.where(ended[i], next_values[i], mixed))
-            target = values[i] + ratio[i] * (returns[-1] - values[i])
-        return torch.stack(returns[::-1])
 
     def __len__(self) -> int:
         return math.prod(self.actions.shape)
