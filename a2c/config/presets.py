@@ -20,12 +20,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "pong-fast": {
         "backend": "native",
         "num_envs": 32,
-        "frame_size": 42,
-        "network": "small",
+        "frame_size": 60,
+        "network": "nips",
         "rollout_steps": 64,
         "num_minibatches": 12,
         "lr_final": 0.15,
-        "schedule_end": 0.4,
+        "schedule_end": 0.25,
+        "adam_eps": 1e-5,
+        "entropy_hold": 0.64,
     },
     "atari": {
         **WHOLE_RUN,
