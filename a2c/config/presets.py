@@ -24,10 +24,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "network": "nips",
         "rollout_steps": 64,
         "num_minibatches": 12,
-        "lr_final": 0.15,
-        "schedule_end": 0.25,
         "adam_eps": 1e-5,
-        "entropy_hold": 0.64,
+        "lr_final": 0.2,
+        "entropy_coef": 0.01,
+        "schedule_end": 0.25,
     },
     "atari": {
         **WHOLE_RUN,
