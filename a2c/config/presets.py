@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout_steps": 64,
         "num_minibatches": 12,
         "adam_eps": 1e-5,
-        "lr_final": 0.2,
+        "lr_final": 0.15,
         "entropy_coef": 0.01,
         "schedule_end": 0.25,
     },
