@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -108,15 +105,6 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        target, gain, low = (float(x) for x in os.environ.get("TRIAL", "0,0,0").split(","))
-        if target:
-            terms = self.update_metrics() if self.last_update is not None else {}
-            alpha = getattr(self, "alpha", self.config.entropy_coef)
-            if terms:
-                recent = getattr(self, "recent", 1.79)
-                self.recent = recent + 0.3 * (terms["entropy"] - recent)
-                alpha = min(0.05, max(low, alpha * math.exp(gain * (target - self.recent))))
-            self.alpha = self.entropy_coef = alpha
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
