@@ -20,14 +20,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "pong-fast": {
         "backend": "native",
         "num_envs": 32,
-        "frame_size": 60,
-        "network": "nips",
+        "frame_size": 42,
+        "network": "small",
         "rollout_steps": 64,
         "num_minibatches": 12,
-        "adam_eps": 1e-5,
         "lr_final": 0.15,
-        "entropy_coef": 0.01,
-        "schedule_end": 0.25,
+        "schedule_end": 0.4,
     },
     "atari": {
         **WHOLE_RUN,
