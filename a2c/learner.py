@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -34,10 +33,6 @@ from a2c.update import (
 
 StepFunction = Callable[[Minibatch, int, bool, float], tuple[Gradients, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
-
-
-TRIAL = dict(part.split("=") for part in os.environ.get("TRIAL", "").split(";") if "=" in part)
-STOP_KL, ADAPT = float(TRIAL.get("stopkl", "0")), float(TRIAL.get("adapt", "0"))
 
 
 class Shared(NamedTuple):
@@ -88,7 +83,6 @@ class Learner:
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
-        self.share = 1.0
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
         self.step: StepFunction = self.take_step
@@ -109,11 +103,10 @@ class Learner:
         """
         if rollout.terminated.device.type == "cpu":  # else this was done before the flags crossed
             rollout.check()
-        set_learning_rate(self.optimizer, self.share * learning_rate(self.config, self.env_steps))
+        set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
-        kls: list[float] = []
         if minibatches is None:
             dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches)
         else:
@@ -122,12 +115,6 @@ class Learner:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
             done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
-            kls.append(float(done[-1][0].loss.approx_kl))
-            if STOP_KL and len(done) > 12 and sum(kls[-6:]) / 6 > STOP_KL:
-                break
-        if ADAPT:
-            kl = sum(kls[-12:]) / 12
-            self.share = min(1.0, max(0.05, self.share * (1.2 if kl < ADAPT / 1.5 else 1 / 1.2 if kl > ADAPT * 1.5 else 1.0)))
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update

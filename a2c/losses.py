@@ -5,16 +5,11 @@ Pure mathematics on `[B]` tensors; nothing of ours is imported here.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-TRIAL = dict(part.split("=") for part in os.environ.get("TRIAL", "").split(";") if "=" in part)
-NORM, NORM_TO = float(TRIAL.get("norm", "0")), float(TRIAL.get("to", "0.3"))
 
 
 class A2CLoss(NamedTuple):
@@ -85,8 +80,6 @@ def a2c_loss(
     log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)  # [B]
     advantage = returns - values.detach()  # [B]
     assert advantage.shape == log_prob.shape
-    if NORM:
-        advantage = advantage * (NORM_TO / advantage.square().mean().sqrt().clamp(min=NORM))
     log_ratio = torch.zeros_like(log_prob)
     if behaviour_log_probs is not None:
         log_ratio = log_prob.detach() - behaviour_log_probs.detach()

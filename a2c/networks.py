@@ -8,7 +8,6 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -20,19 +19,6 @@ from a2c.config.resolve import resolve
 from a2c.normalizers import FrameNorm, PixelNorm
 
 NetworkFn = Callable[[tuple[int, ...], int], nn.Module]  # makes a network for (shape of one observation, actions A)
-
-
-TRIAL = dict(part.split("=") for part in os.environ.get("TRIAL", "").split(";") if "=" in part)
-SHIFT = int(TRIAL.get("shift", "0"))
-
-
-def shifted(x: Tensor, most: int) -> Tensor:
-    """Each stack of frames moved by up to `most` pixels up or down (all frames alike); 0 enters."""
-    height = x.shape[2]
-    offset = torch.randint(0, 2 * most + 1, (len(x),))
-    rows = offset[:, None] + torch.arange(height)
-    padded = torch.nn.functional.pad(x, (0, 0, most, most))
-    return padded[torch.arange(len(x))[:, None], :, rows].transpose(1, 2)
 
 
 class OutputLayer(nn.Linear):
@@ -112,10 +98,7 @@ class SharedA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
-        x = scale_pixels(obs, self)
-        if SHIFT and torch.is_grad_enabled():
-            x = shifted(x, SHIFT)
-        hidden = self.hidden(self.conv(x).flatten(1))
+        hidden = self.hidden(self.conv(scale_pixels(obs, self)).flatten(1))
         return self.policy(hidden), self.value(hidden)
 
 
