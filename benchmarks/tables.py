@@ -3,8 +3,8 @@
     python benchmarks/tables.py          # fills the text between <!-- NAME --> and <!-- /NAME -->; draws docs/pong.png
     python benchmarks/tables.py --check  # changes nothing; exit code 1 if a document is out of date
 
-A table holds runs of one commit on one kind of processor, which the line above it names. Every seed that was run
-is counted; a run that missed its target is a row, or a part of the count, like any other.
+A table holds runs of one commit on one kind of processor, which the line above it names (but see trials.py). Every
+seed that was run is counted; a run that missed its target is a row, or a part of the count, like any other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from comparisons import about, learning, measured, search, table
 from scaling_model import fit
+from trials import trials
 
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.meters import WINDOW
@@ -205,7 +206,10 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "sb3": (sb3, ["sb3"]),
     },
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
-    "docs/learning.md": {"search": (search, ["pong-fast", "default", "strict", "family", "lstm", "search-*"])},
+    "docs/learning.md": {
+        "trials": (trials, ["trials.csv"]),
+        "search": (search, ["pong-fast", "default", "strict", "family", "lstm", "search-*"]),
+    },
 }
 
 

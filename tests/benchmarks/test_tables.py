@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tables
+from trials import trials
 
 from a2c.metrics.results import best_mean, first_passage, read_episodes
 
@@ -52,6 +53,21 @@ def test_cartpole_table_counts_every_seed(tmp_path):
     (tmp_path / "about.json").write_text(json.dumps(ABOUT))
     text = tables.cartpole(tmp_path)
     assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
+
+
+def test_trials_table_lists_a_few_runs_and_sums_up_many(tmp_path):
+    for seed in range(8):
+        write_run(tmp_path / f"many/seed-{seed}", [15.0] * (20 + seed) + [18.0] * 100 if seed else [15.0] * 20)
+    write_run(tmp_path / "few/a", [14.0] * 30 + [16.0] * 10)
+    write_run(tmp_path / "few/b", [10.0] * 5 + [14.0] * 20)
+    write_run(tmp_path / "few/c", [20.0] * 100)
+    (tmp_path / "trials.csv").write_text('change,runs\n"x, y",few/[ab] few/c\nz,many/*\n')
+    *_, few, many = trials(tmp_path / "trials.csv").splitlines()
+    assert few == "| x, y | 3 | 40,000; 14.0 at 25,000; 20,000 | -; -; 100,000 |"
+    assert many == "| z | 8 | 20,000 (20,000 to 20,000) | 124,500 (121,000 to -) |"  # the first never got to 18
+    (tmp_path / "trials.csv").write_text("change,runs\nx,none/*\n")
+    with pytest.raises(ValueError, match=r"runs must match directories in .*, got none/\*"):
+        trials(tmp_path / "trials.csv")
 
 
 def test_games_table_has_a_row_per_game_beside_published_results(tmp_path, monkeypatch):

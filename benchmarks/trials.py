@@ -1,0 +1,56 @@
+"""The table of what was tried on Pong, from results/trials.csv: a change of `pong-fast`, and where its runs are kept.
+
+Its runs are of many commits: they are kept to show what was tried, not to compare small differences.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from comparisons import table
+
+from a2c.metrics.results import median, moving_mean, read_episodes
+
+LISTED = 7  # runs whose figures a cell names one by one; of more, it has the median and the range
+SHORT = 20  # episodes of the mean that moves early
+
+
+def trials(path: Path) -> str:
+    """A row per change: when the mean of 20 episodes reached 15, and that of 100 reached 18, in each of its runs."""
+    header = ("change", "runs", f"decisions until the mean of {SHORT} episodes is 15", "decisions to 18")
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = [row_of(path.parent, *row) for row in list(csv.reader(file))[1:]]
+    return table(header, rows)
+
+
+def row_of(results: Path, change: str, patterns: str) -> Sequence[str]:
+    """The cells of a change whose runs are in the directories that match `patterns`, with a space between."""
+    runs = [run for pattern in patterns.split() for run in sorted(results.glob(pattern))]
+    if not runs:
+        raise ValueError(f"runs must match directories in {results}, got {patterns}")
+    episodes = [read_episodes(run) for run in runs]
+    early = cell([passage(one, 15.0, SHORT) for one in episodes], [last_mean(one) for one in episodes])
+    return change, str(len(runs)), early, cell([passage(one, 18.0, 100) for one in episodes], ["-"] * len(runs))
+
+
+def passage(episodes: dict[str, np.ndarray], target: float, window: int) -> float:
+    """Decisions at the first episode where the mean of the last `window` is `target` or more; infinite without one."""
+    reached = np.flatnonzero(moving_mean(episodes["score"], window)[window - 1 :] >= target) + window - 1
+    return float(episodes["env_steps"][reached[0]]) if len(reached) else np.inf
+
+
+def last_mean(episodes: dict[str, np.ndarray]) -> str:
+    """The mean at the end of a run that did not reach 15."""
+    return f"{episodes['score'][-SHORT:].mean():.1f} at {episodes['env_steps'][-1]:,.0f}"
+
+
+def cell(decisions: Sequence[float], without: Sequence[str]) -> str:
+    """The decisions of each run, or their median and range; `without`: what stands for a run that has none."""
+    if len(decisions) <= LISTED:
+        figures = zip(decisions, without, strict=True)
+        return "; ".join(f"{count:,.0f}" if np.isfinite(count) else text for count, text in figures)
+    low, middle, high = (f"{x:,.0f}" for x in (min(decisions), median(np.array(decisions)), max(decisions)))
+    return f"{middle} ({low} to {high})".replace("inf", "-")
