@@ -62,7 +62,7 @@ class AtariA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
-        hidden = self.conv(scale_pixels(obs, self)).flatten(1)
+        hidden = flat_features(obs, self)
         return self.policy(hidden), self.value(hidden)
 
 
@@ -98,7 +98,7 @@ class SharedA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
-        hidden = self.hidden(self.conv(scale_pixels(obs, self)).flatten(1))
+        hidden = self.hidden(flat_features(obs, self))
         return self.policy(hidden), self.value(hidden)
 
 
@@ -171,10 +171,7 @@ class LstmA2C(nn.Module):
         return torch.cat(logits), torch.cat(values)
 
     def _features(self, obs: Tensor) -> Tensor:
-        if len(self.conv) == 0:
-            return obs.to(self.lstm.weight_ih.dtype).flatten(1)
-        features: Tensor = self.conv(scale_pixels(obs, self)).flatten(1)
-        return features
+        return flat_features(obs, self) if len(self.conv) else obs.to(self.lstm.weight_ih.dtype).flatten(1)
 
     def _cell_step(self, features: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden, cell = self.lstm(features, tuple(rnn_state.to(features.dtype).chunk(2, dim=1)))
@@ -217,6 +214,15 @@ def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
         obs = net.normalizer(obs)
         return obs.to(dtype)
     return obs.to(dtype) / 256  # exact in bfloat16 too: 8 bits, divided by a power of two
+
+
+def flat_features(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
+    """`obs [B, ...]` through the convolutions to `[B, F]`."""
+    features: Tensor = net.conv(scale_pixels(obs, net))
+    if features.requires_grad and not features.is_contiguous():
+        # The gradient of ReLU takes 30 times as long where it mixes two layouts.
+        features.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))  # type: ignore[no-untyped-call]
+    return features.flatten(1)
 
 
 def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:

@@ -237,6 +237,20 @@ def test_scale_pixels_makes_channels_last_for_learning_in_float32_with_the_same_
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["atari", "small", "lstm"])
+def test_flat_features_keeps_gradients_in_the_layout_of_the_features(kind):
+    shape = (4, 60, 60)
+    net = make_network(Config(network=kind, frame_size=60), shape, 6, stacked=True)
+    layouts = []
+    for layer in net.conv:
+        layer.register_full_backward_pre_hook(
+            lambda _, gradients: layouts.append(gradients[0].is_contiguous(memory_format=torch.channels_last))
+        )
+    logits, values = net(frames(16, *shape).float().requires_grad_())
+    (logits.exp() + values).mean().backward()
+    assert layouts == [True] * len(net.conv)
+
+
 def test_make_network_makes_the_normalizer_optional():
     assert isinstance(make_network(Config(), (4, 42, 42), 2, stacked=True).normalizer, PixelNorm)
     assert make_network(Config(normalize_obs=False), (4, 42, 42), 2, stacked=True).normalizer is None

@@ -81,6 +81,17 @@ def test_pixel_norm_normalises_ten_thousand_frames_as_numpy():
     np.testing.assert_allclose(got, ((frames[0] - mean) / np.sqrt(var + 1)).clip(-5, 5), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("frame_shape", [(40, 50), (3, 40, 50)])
+def test_pixel_norm_gives_the_same_numbers_in_both_layouts(frame_shape):
+    draw = torch.Generator().manual_seed(0)
+    norm = PixelNorm(frame_shape)
+    norm.mean.copy_(torch.rand(frame_shape, generator=draw) * 255)
+    norm.var.copy_(torch.rand(frame_shape, generator=draw) * 5000)
+    obs = torch.randint(0, 256, (5, 3, 40, 50), generator=draw, dtype=torch.uint8)
+    innermost = norm(obs.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(norm(obs), innermost) and innermost.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("network", ["atari", "lstm"])
 def test_pixel_norm_has_statistics_of_each_colour(colour_env, network):
     config = Config(env=colour_env, backend="sync", network=network, num_envs=2, precision="float32", threads=1)
