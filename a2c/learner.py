@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c import trial
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
 from a2c.compute.replica import make_replica, sync_replica
@@ -117,7 +116,6 @@ class Learner:
             done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
         check_steps(done, self.net, self.updates)
-        trial.points(self.config, self.env_steps, rollout)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
         if self.config.network == "custom":  # forward passes may have changed its buffers; a2c's own are equal
@@ -137,26 +135,19 @@ class Learner:
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
-        for epoch in range(config.epochs):
+        for _ in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
                 decisions = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
-                if "prio" in trial.T and epoch:
-                    decisions = trial.prioritised(rollout, config, self, decisions)
                 parts = np.array_split(decisions, min(number, len(decisions)))
                 own = [ranks.own(part, num_envs) for part in parts]
                 order = torch.from_numpy(np.concatenate(own))
                 indices = torch.split(to_device(order, rollout.obs.device), [len(part) for part in own])
-                gamma = config.gamma
-                if "gamma" in trial.T:
-                    first, end = float(trial.T["gamma"]), float(trial.T["gend"])
-                    f = min(1.0, self.env_steps / end)
-                    gamma = 1 - np.exp((1 - f) * np.log(1 - first) + f * np.log(1 - config.gamma))
                 minibatches = rollout.shuffled(
-                    self.replica, indices, gamma, config.gae_lambda, config.reward_clip
+                    self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip
                 )
                 yield from zip(minibatches, map(len, parts), strict=True)
 
@@ -239,13 +230,6 @@ def check_finite(network: dict[str, Tensor]) -> None:
 
 
 def learning_rate(config: Config, env_steps: int) -> float:
-    if "lrend" in trial.T:
-        f = min(1.0, env_steps / float(trial.T["lrend"]))
-        return config.learning_rate * _fallen_to(float(trial.T.get("lrto", config.lr_final)), f)
-    return _learning_rate(config, env_steps)
-
-
-def _learning_rate(config: Config, env_steps: int) -> float:
     """The learning rate after `env_steps` decisions: linear to the share `lr_final`, then constant."""
     return config.learning_rate * _fallen_to(config.lr_final, _progress(config, env_steps))
 

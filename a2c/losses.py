@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from a2c import trial
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -80,8 +79,6 @@ def a2c_loss(
     log_probs = F.log_softmax(logits, dim=1)  # [B, A]
     log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)  # [B]
     advantage = returns - values.detach()  # [B]
-    if "fixadv" in trial.T:
-        advantage = trial.adv
     assert advantage.shape == log_prob.shape
     log_ratio = torch.zeros_like(log_prob)
     if behaviour_log_probs is not None:
@@ -92,22 +89,9 @@ def a2c_loss(
     clip_fraction = (unclipped > 1.0).float().mean()
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
-    if "ppo" in trial.T and behaviour_log_probs is not None:
-        live = (log_prob - behaviour_log_probs.detach()).exp()
-        c = float(trial.T["ppo"])
-        policy = -torch.minimum(live * advantage, live.clamp(1 - c, 1 + c) * advantage).mean()
-    if "spo" in trial.T and behaviour_log_probs is not None:
-        live = (log_prob - behaviour_log_probs.detach()).exp()
-        c = float(trial.T["spo"])
-        policy = -(live * advantage - advantage.abs() / (2 * c) * (live - 1) ** 2).mean()
     value = F.mse_loss(values, returns)
-    if "hl" in trial.T:
-        ce = trial.hl_loss(trial.last, returns)
-        total_value = float(trial.T.get("hlw", 0.1)) * ce / value_coef
-    else:
-        total_value = value
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
-    total = policy + value_coef * total_value - entropy_coef * entropy
+    total = policy + value_coef * value - entropy_coef * entropy
     terms = (policy.detach(), value.detach(), entropy.detach(), advantage.mean(), ratio.mean())
     return A2CLoss(total, *terms, approx_kl, clip_fraction)

@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from a2c import trial
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.normalizers import FrameNorm, PixelNorm
@@ -94,19 +93,12 @@ class SharedA2C(nn.Module):
             channels = out
         self.hidden = nn.Sequential(nn.Linear(conv_features(self.conv, input_shape), units), nn.ReLU())
         self.policy = OutputLayer(units, n_actions)
-        self.bins = int(trial.T.get("hl", 0))
-        self.value = OutputLayer(units, self.bins or 1)
+        self.value = OutputLayer(units, 1)
         orthogonal_init(self)
-        if self.bins:
-            nn.init.zeros_(self.value.weight)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
         hidden = self.hidden(flat_features(obs, self))
-        if self.bins:
-            z = self.value(hidden)
-            trial.last = z
-            return self.policy(hidden), (z.softmax(1) * trial.bins(self.bins)).sum(1, keepdim=True)
         return self.policy(hidden), self.value(hidden)
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from a2c import trial
 from a2c.compute.staging import to_device
 from a2c.policy import replay, step
 from a2c.returns import lambda_returns
@@ -131,9 +130,7 @@ class Rollout:
         returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
         obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
         version = float(self.policy_version.mean())
-        adv = returns - self.values.flatten()
         for index in indices:
-            trial.adv = adv[index]
             yield Decisions(obs[index], actions[index], returns[index], log_probs[index], version)
 
     def slice_envs(self, low: int, high: int) -> Rollout:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from a2c.config.config import Config
-from a2c.trial import T
 
 
 def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -29,9 +28,6 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         kind = InsideRMSprop if config.rmsprop_eps_inside else torch.optim.RMSprop
         optimizer = kind(parameters, lr=config.learning_rate, alpha=config.rmsprop_decay, eps=config.rmsprop_eps)
         moments = ("square_avg",)
-    if "muon" in T:
-        from a2c.trial import Muon
-        optimizer = Muon(net, lr=config.learning_rate, eps=config.adam_eps)
     for parameter in parameters:  # torch would make them at the first step: too late to share or to compare them
         step = torch.zeros((), device=parameter.device if config.optimizer == "adam" else "cpu")
         optimizer.state[parameter] = {"step": step, **{name: torch.zeros_like(parameter) for name in moments}}
