@@ -154,7 +154,7 @@ class LstmA2C(nn.Module):
 
     def step(self, obs: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`obs [B, ...]` and `rnn_state [B, H]` to `(logits [B, A], values [B, 1], rnn_state [B, H])`."""
-        return self._cell_step(self._features(obs), rnn_state)
+        return self._cell_step(flat_features(obs, self), rnn_state)
 
     def replay(self, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """`step` for each of `obs [T, N, ...]` in turn, from `rnn_state [N, H]`, set to zero where `starts [T, N]`.
@@ -162,16 +162,13 @@ class LstmA2C(nn.Module):
         Returns `(logits [T * N, A], values [T * N, 1])`. The gradient flows through the whole
         window and ends where an episode starts.
         """
-        features = self._features(obs.flatten(0, 1)).view(*obs.shape[:2], -1)  # [T, N, F]
+        features = flat_features(obs.flatten(0, 1), self).view(*obs.shape[:2], -1)  # [T, N, F]
         logits, values = [], []
         for t in range(len(obs)):
             step_logits, step_values, rnn_state = self._cell_step(features[t], rnn_state * ~starts[t, :, None])
             logits.append(step_logits)
             values.append(step_values)
         return torch.cat(logits), torch.cat(values)
-
-    def _features(self, obs: Tensor) -> Tensor:
-        return flat_features(obs, self) if len(self.conv) else obs.to(self.lstm.weight_ih.dtype).flatten(1)
 
     def _cell_step(self, features: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden, cell = self.lstm(features, tuple(rnn_state.to(features.dtype).chunk(2, dim=1)))
@@ -217,7 +214,9 @@ def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
 
 
 def flat_features(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
-    """`obs [B, ...]` through the convolutions to `[B, F]`."""
+    """`obs [B, ...]` through the convolutions of `net` to `[B, F]`; without any, a vector as it is."""
+    if not len(net.conv):
+        return obs.to(next(net.parameters()).dtype).flatten(1)
     features: Tensor = net.conv(scale_pixels(obs, net))
     if features.requires_grad and not features.is_contiguous():
         # The gradient of ReLU takes 30 times as long where it mixes two layouts.
