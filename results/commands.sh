@@ -11,13 +11,12 @@ set -e
 cd "$(dirname "$0")/.."
 
 # pong-fast, with seeds that were not used to choose its settings.
-a2c compare runs/results/pong-fast --preset pong-fast --seeds 1400..1409 --jobs 2 --keep-policy-every 20000
+a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 --keep-policy-every 20000
 
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
 
-# pong-fast without reuse: each rollout is learned from once. At the commits of strict and family, pong-fast had
-# --num-envs 32 --rollout-steps 64 --adam-eps 1e-4 --schedule-end 0.4 --lr-final 0.15 --entropy-hold 0.4.
+# pong-fast without reuse: each rollout is learned from once.
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.

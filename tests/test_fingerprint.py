@@ -19,7 +19,7 @@ import torch
 STEPS = 3  # rollouts; `book` plays one decision per rollout and learns as soon as 32 windows are complete
 RUNS = {
     "default": (["--preset", "default"], 3 * 32 * 50),
-    "pong-fast": (["--preset", "pong-fast", "--backend", "async"], 3 * 128 * 16),
+    "pong-fast": (["--preset", "pong-fast", "--backend", "async"], 3 * 64 * 32),
     "atari": (["--preset", "atari", "--backend", "async", "--env", "BreakoutNoFrameskip-v4"], 3 * 64 * 32),
     "a2c-strict": (["--preset", "a2c-strict"], 3 * 20 * 50),
     "cartpole": (["--preset", "cartpole"], 3 * 32 * 16),
