@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from a2c.compute.ranks import Ranks
 
 ALONE = Ranks()
-INNERMOST = torch.channels_last
 
 
 class PixelNorm(nn.Module):
@@ -44,10 +43,11 @@ class PixelNorm(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., H, W]` (or `[..., C, H, W]`) pixels 0..255 to the same shape, float32 in -5..5."""
         # +1: one grey level of noise, so that a constant pixel stays quiet.
-        mean, scale = self.mean.float(), self.var.float().add_(1.0).rsqrt_()
+        scale = self.var.float().add_(1.0).rsqrt_()
+        mean = self.mean.float()
         if obs.ndim == 4 and not obs.is_contiguous():
-            # Channels innermost: with numbers in the same order the loops run over a frame, not over 4 channels.
-            mean, scale = (x.expand(1, *obs.shape[1:]).contiguous(memory_format=INNERMOST) for x in (mean, scale))
+            # Channels innermost: loops run over whole frames, not over 4 channels, with statistics in the same order.
+            mean, scale = (x.expand_as(obs[:1]).contiguous(memory_format=torch.channels_last) for x in (mean, scale))
         return obs.to(torch.float32, copy=True).sub_(mean).mul_(scale).clamp_(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
