@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -136,10 +135,6 @@ class Learner:
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
-        trial = dict(part.partition("=")[::2] for part in os.environ.get("TRIAL", "").split(";"))
-        if "minibatches" in trial:
-            first, last = map(float, trial["minibatches"].split(","))
-            number = round(first + (last - first) * _progress(config, self.env_steps))
         for _ in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):

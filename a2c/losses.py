@@ -5,7 +5,6 @@ Pure mathematics on `[B]` tensors; nothing of ours is imported here.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -70,9 +69,6 @@ def a2c_loss(
     batch = len(logits)
     if values.shape == (batch, 1):
         values = values.squeeze(1)
-    targets, baseline = returns, values
-    if returns.ndim == 2:
-        returns, targets, baseline = returns.unbind(1)
     named = {"values": values, "actions": actions, "returns": returns, "behaviour_log_probs": behaviour_log_probs}
     for name, tensor in named.items():
         if tensor is not None and tensor.shape != (batch,):
@@ -82,7 +78,7 @@ def a2c_loss(
     logits, values, returns = logits.float(), values.float(), returns.detach()
     log_probs = F.log_softmax(logits, dim=1)  # [B, A]
     log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)  # [B]
-    advantage = returns - (baseline if "fixed" in os.environ.get("TRIAL", "") else values).detach()  # [B]
+    advantage = returns - values.detach()  # [B]
     assert advantage.shape == log_prob.shape
     log_ratio = torch.zeros_like(log_prob)
     if behaviour_log_probs is not None:
@@ -93,10 +89,7 @@ def a2c_loss(
     clip_fraction = (unclipped > 1.0).float().mean()
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
-    if "ppo" in os.environ.get("TRIAL", "") and behaviour_log_probs is not None:
-        live = (log_prob - behaviour_log_probs.detach()).exp()
-        policy = -torch.minimum(live * advantage, live.clamp(0.8, 1.2) * advantage).mean()
-    value = F.mse_loss(values, targets.detach())
+    value = F.mse_loss(values, returns)
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy

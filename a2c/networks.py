@@ -8,7 +8,6 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -99,13 +98,6 @@ class SharedA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
-        if "norm" in os.environ.get("TRIAL", ""):
-            x = scale_pixels(obs, self)
-            for layer in (*self.conv, nn.Flatten(), *self.hidden):
-                x = layer(x)
-                if isinstance(layer, nn.Conv2d | nn.Linear):
-                    x = nn.functional.layer_norm(x, x.shape[1:])
-            return self.policy(x), self.value(x)
         hidden = self.hidden(flat_features(obs, self))
         return self.policy(hidden), self.value(hidden)
 

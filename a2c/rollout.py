@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
@@ -128,10 +127,7 @@ class Rollout:
 
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
-        trial = dict(part.partition("=")[::2] for part in os.environ.get("TRIAL", "").split(";"))
-        lambdas = map(float, trial.get("lambda", f"{gae_lambda},{gae_lambda}").split(","))
-        pair = [self.returns(net, gamma, x, reward_clip).flatten() for x in lambdas]
-        returns = torch.stack([*pair, self.values.flatten()], dim=1)
+        returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
         obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
         version = float(self.policy_version.mean())
         for index in indices:
