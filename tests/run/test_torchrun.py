@@ -161,7 +161,8 @@ def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path, ranks
 def test_ranks_whose_torchrun_is_killed_stop_with_a_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     process = start(2, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
-    wait_for((run_dir / "metrics.csv").exists, process)
+    metrics = run_dir / "metrics.csv"  # has a header before the first step
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
     process.kill()
     output = finished(process)  # until both ranks, which share its output, have ended
     assert "stopped by SIGTERM" in output
