@@ -260,6 +260,12 @@ def test_compare_continues_its_runs_to_a_later_stop(tmp_path):
 LONG = [*TINY, "--total-env-steps", "60000", "--target-score", "1000", "--keep-policy-every", "20000", "--jobs", "2"]
 
 
+def rows_logged(out):
+    """How many rows metrics.csv has in each of the two runs."""
+    tables = [out / setting / "seed-0/metrics.csv" for setting in SETTINGS]
+    return [len(rows(table)) if table.exists() else 0 for table in tables]
+
+
 def started(out, *flags):
     command = [sys.executable, "-m", "a2c", "compare", str(out), *flags]
     return subprocess.Popen(
@@ -268,17 +274,20 @@ def started(out, *flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_parallel_comparison_stops_at_a_signal_and_the_same_command_finishes_it(sign, tmp_path):
-    flags = [*LONG, "--vary", "gamma=0.9,0.98"]
-    run, out = started(tmp_path / "out", *flags), tmp_path / "out"
-    wait_for(lambda: all(has_rows(out / setting / "seed-0/metrics.csv") for setting in SETTINGS), 120)
-    # A terminal sends Ctrl-C to the whole group, a scheduler its SIGTERM to the first process alone.
-    os.killpg(run.pid, sign) if sign == signal.SIGINT else os.kill(run.pid, sign)
-    printed, _ = run.communicate(timeout=60)
-    assert run.returncode == 128 + sign and "Traceback" not in printed and "the same command continues" in printed
-    steps = [load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] for setting in SETTINGS]
-    assert all(0 < count < 60_000 for count in steps) and not (out / "compare.csv").exists()
+def test_a_parallel_comparison_stops_at_signals_and_the_same_command_finishes_it(tmp_path):
+    flags, out = [*LONG, "--vary", "gamma=0.9,0.98"], tmp_path / "out"
+    enough, before = 2, [0, 0]
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        run = started(out, *flags)
+        wait_for(lambda enough=enough: min(rows_logged(out)) >= enough, 120)
+        # A terminal sends Ctrl-C to the whole group, a scheduler its SIGTERM to the first process alone.
+        os.killpg(run.pid, sign) if sign == signal.SIGINT else os.kill(run.pid, sign)
+        printed, _ = run.communicate(timeout=60)
+        assert run.returncode == 128 + sign and "Traceback" not in printed and "the same command continues" in printed
+        steps = [load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] for setting in SETTINGS]
+        assert all(earlier < count < 60_000 for earlier, count in zip(before, steps, strict=True))
+        assert not (out / "compare.csv").exists()
+        enough, before = max(rows_logged(out)) + 2, steps
     again = started(out, *flags)
     printed, _ = again.communicate(timeout=300)
     assert again.returncode == 0, printed
