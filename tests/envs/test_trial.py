@@ -123,9 +123,9 @@ def test_train_refuses_to_resume_damaged_episodes_before_anything_starts(run_dir
     ("command", "first", "cases"),
     [
         ("train", 0, 8),
-        pytest.param("train", 8, 52, marks=pytest.mark.slow),
-        pytest.param("evaluate", 100, 60, marks=pytest.mark.slow),
-        pytest.param("record", 100, 60, marks=pytest.mark.slow),
+        pytest.param("train", 8, 24, marks=pytest.mark.slow),
+        pytest.param("evaluate", 100, 28, marks=pytest.mark.slow),
+        pytest.param("record", 100, 28, marks=pytest.mark.slow),
     ],
 )
 def test_commands_work_or_end_in_one_line_with_a_damaged_atari_checkpoint(command, first, cases, run_dir):

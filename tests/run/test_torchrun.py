@@ -146,16 +146,15 @@ def test_a_run_of_two_ranks_is_resumed_by_any_number(whole, half, tmp_path, rank
     assert ("its episodes continue" if ranks == 2 else "every environment starts a new episode") in output
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path, ranks):
+def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
     run_dir = tmp_path / "run"
-    process = start(ranks, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
+    process = start(4, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
     wait_for((run_dir / "metrics.csv").exists, process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     began = time.monotonic()
     output = finished(process)
     assert time.monotonic() - began < 20 and process.returncode != 0
-    assert output.count(f"error: rank {ranks - 1} has ended or does not answer; the newest checkpoint is kept") == 1
+    assert output.count("error: rank 3 has ended or does not answer; the newest checkpoint is kept") == 1
 
 
 def test_ranks_whose_torchrun_is_killed_stop_with_a_checkpoint(tmp_path):
