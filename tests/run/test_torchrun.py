@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from toys import has_rows
 
 from a2c.metrics.results import read_episodes, read_evaluations
 from a2c.run.checkpoint import load_checkpoint
@@ -101,12 +102,6 @@ def wait_for(condition, process, seconds=60):
         time.sleep(0.02)
 
 
-def wait_for_row(run_dir, process):
-    """Until a rollout has been learned and logged; the header of metrics.csv is there before the first step."""
-    metrics = run_dir / "metrics.csv"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
-
-
 def parameters(run_dir):
     return load_checkpoint(run_dir / "latest.pt")["network"]
 
@@ -155,7 +150,7 @@ def test_a_run_of_two_ranks_is_resumed_by_any_number(whole, half, tmp_path, rank
 def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
     run_dir = tmp_path / "run"
     process = start(4, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
-    wait_for_row(run_dir, process)
+    wait_for(lambda: has_rows(run_dir / "metrics.csv"), process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     began = time.monotonic()
     output = finished(process)
@@ -166,7 +161,7 @@ def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
 def test_ranks_whose_torchrun_is_killed_stop_with_a_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     process = start(2, *FLAGS.split(), "--total-env-steps", "10000000", "--run-dir", str(run_dir))
-    wait_for_row(run_dir, process)
+    wait_for(lambda: has_rows(run_dir / "metrics.csv"), process)
     process.kill()
     output = finished(process)  # until both ranks, which share its output, have ended
     assert "stopped by SIGTERM" in output
@@ -189,7 +184,7 @@ def test_a_failing_worker_of_one_rank_is_replaced_on_all(tmp_path):
     run_dir = tmp_path / "run"
     flags = ("--backend", "async", "--num-envs", "4", "--total-env-steps", "20000", "--run-dir", str(run_dir))
     process = start(2, *FLAGS.split(), *flags)
-    wait_for_row(run_dir, process)
+    wait_for(lambda: has_rows(run_dir / "metrics.csv"), process)
     rank = ranks_of(process)[1]
     workers = subprocess.run(["pgrep", "-g", str(rank)], capture_output=True, text=True, check=True).stdout.split()
     os.kill(int(workers[-1]), signal.SIGKILL)

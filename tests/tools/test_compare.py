@@ -276,8 +276,9 @@ def started(out, *flags):
 @pytest.mark.slow
 def test_a_parallel_comparison_stops_at_signals_and_the_same_command_finishes_it(tmp_path):
     flags, out = [*LONG, "--vary", "gamma=0.9,0.98"], tmp_path / "out"
-    known, stops = [0, 0], [[0, 0]]
+    stops = [[0, 0]]
     for sign in (signal.SIGINT, signal.SIGTERM):
+        known = rows_logged(out)
         run = started(out, *flags)
         wait_for(lambda known=known: all(n > old + 1 for n, old in zip(rows_logged(out), known, strict=True)), 120)
         # A terminal sends Ctrl-C to the whole group, a scheduler its SIGTERM to the first process alone.
@@ -287,15 +288,14 @@ def test_a_parallel_comparison_stops_at_signals_and_the_same_command_finishes_it
         steps = [load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] for setting in SETTINGS]
         assert all(earlier < count < 60_000 for earlier, count in zip(stops[-1], steps, strict=True))
         assert not (out / "compare.csv").exists()
-        known = rows_logged(out)
         stops.append(steps)
     again = started(out, *flags)
     printed, _ = again.communicate(timeout=300)
     assert again.returncode == 0, printed
-    for setting, row in zip(SETTINGS, rows(out / "compare.csv"), strict=True):
+    for setting, row, *stopped in zip(SETTINGS, rows(out / "compare.csv"), *stops[1:], strict=True):
         assert row["exit_status"] == "0" and int(row["env_steps"]) >= 60_000
-        printed = (out / setting / "seed-0.log").read_text()
-        assert all(f"resumed at {steps[SETTINGS.index(setting)]:,} env_steps" in printed for steps in stops[1:])
+        log = (out / setting / "seed-0.log").read_text()
+        assert all(f"resumed at {count:,} env_steps" in log for count in stopped)
         assert [steps // 20_000 for steps in kept_policies(out / setting / "seed-0")] == [1, 2, 3]
         played = [int(row["env_steps"]) // 20_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
         assert played == [3]  # the last one: no training episode reaches 475
