@@ -112,6 +112,8 @@ class Config:
     """Use log(pi + log_eps) in the policy gradient, against policy lag (0 to 1; None = 1e-6 for ga3c, else 0)."""
     max_grad_norm: Annotated[float, Range(0.0, 1e9)] = 0.5
     """Clip the L2 norm of each gradient to this (gradient units; 0 = no clipping)."""
+    average_decay: Annotated[float, Range(0.0, 0.999999)] = 0.0
+    """Act by an exponential average of the parameters, which is the policy then, with this decay (0 = off; a2c)."""
 
     # --- run ----------------------------------------------------------------------------
     total_env_steps: Annotated[int, Range(1, 10**15)] = 1_000_000

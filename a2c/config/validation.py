@@ -80,6 +80,11 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(
             f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
         )
+    if config.algorithm != "a2c" and config.average_decay:
+        raise ValueError(
+            f"average_decay must be 0 for algorithm {config.algorithm}, which acts by the parameters as they are, "
+            f"got {config.average_decay}"
+        )
     most = min(config.num_minibatches, config.num_envs)
     if config.algorithm == "a3c" and config.workers > most:
         raise ValueError(

@@ -83,7 +83,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     for name in ("env_steps", "updates"):
         if name in state and (type(state[name]) is not int or not 0 <= state[name] < 2**53):
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
-    for name in ("network", "optimizer", "metrics", "algorithm", "scores"):
+    for name in ("network", "learned", "optimizer", "metrics", "algorithm", "scores"):
         if not isinstance(state.get(name, {}), dict):  # a tensor takes names of entries for an index, and warns
             kind = type(state[name]).__name__
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, not a dictionary but {kind}{_advice(path)}")

@@ -18,6 +18,7 @@ from a2c.run.trainer import Trainer
 CARTPOLE = ["--preset", "cartpole", "--shuffle", "--epochs", "2", "--num-minibatches", "5", "--total-env-steps", "2048"]
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--rollout-steps", "5", "--total-env-steps"]
 PONG += ["240", "--num-minibatches", "3", "--threads", "2"]
+AVERAGED = [*PONG, "--precision", "bfloat16", "--average-decay", "0.5"]
 
 
 def trained(folder, flags):
@@ -28,8 +29,14 @@ def trained(folder, flags):
 
 @pytest.mark.parametrize(
     "flags",
-    [CARTPOLE, [*PONG, "--precision", "float32"], [*PONG, "--precision", "bfloat16"], [*PONG, "--no-normalize-obs"]],
-    ids=["cartpole", "pong", "pong bfloat16", "pong classic"],
+    [
+        CARTPOLE,
+        [*PONG, "--precision", "float32"],
+        [*PONG, "--precision", "bfloat16"],
+        [*PONG, "--no-normalize-obs"],
+        AVERAGED,
+    ],
+    ids=["cartpole", "pong", "pong bfloat16", "pong classic", "pong average"],
 )
 def test_replayed_run_gives_the_same_parameters_bit_for_bit(flags, tmp_path):
     plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])

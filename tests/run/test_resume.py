@@ -47,6 +47,7 @@ CASES = {
         *("--precision", "bfloat16", "--network", "small", "--frame-size", "42", *SHORT),
     ],
     "lstm": ["--preset", "lstm", "--num-envs", "4", "--threads", "2", "--rollout-steps", "10"],
+    "average": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "4", "--average-decay", "0.99", *SHORT],
     "lstm, rmsprop": [
         *("--preset", "cartpole-lstm", "--optimizer", "rmsprop", "--rmsprop-eps-inside", "--num-envs", "8"),
         *("--rollout-steps", "20"),
