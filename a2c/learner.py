@@ -127,8 +127,6 @@ class Learner:
         self.last_update = done[-1] if done else self.last_update
         if self.config.network == "custom":  # forward passes may have changed its buffers; a2c's own are equal
             self.compute.ranks.copy_first(self.net.buffers())
-        if self.average:
-            self.average.sync(self.net)
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += self._decisions(rollout)
 
@@ -184,6 +182,8 @@ class Learner:
         if norm is not None:
             frames = (obs[:, :, -1] if norm.stacked else obs).flatten(0, 1)
             norm.update(frames, self.compute.ranks, steps=len(obs))
+        if self.average:  # acts as it is now, with these statistics
+            self.average.sync(self.net)
 
     def sync(self, statistics: Sequence[PixelNorm | FrameNorm] = ()) -> None:
         """Copy the current parameters into the replica; `statistics`: of the pixels, of all learners, to be merged."""
@@ -233,8 +233,7 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; an average that it lacks begins at the policy."""
-        check_finite(net := state["network"] | state.get("learned", {}))
-        self.net.load_state_dict(net)
+        self.net.load_state_dict(state["network"] | state.get("learned", {}))
         self.sync()
         if self.average:
             self.average.net.load_state_dict(state["network"])

@@ -1,6 +1,7 @@
-"""The table of what was tried on Pong, from results/trials.csv: a change of `pong-fast`, and where its runs are kept.
+"""The tables of what was tried on Pong, from results/trials.csv and, with sticky actions, results/sticky-trials.csv.
 
-Its runs are of many commits: they are kept to show what was tried, not to compare small differences.
+A row has a change of `pong-fast`, and where its runs are kept. They are of many commits: they are kept to show what was
+tried, not to compare small differences.
 """
 
 from __future__ import annotations
@@ -26,14 +27,39 @@ def trials(path: Path) -> str:
     return table(header, rows)
 
 
-def row_of(results: Path, change: str, patterns: str) -> Sequence[str]:
-    """The cells of a change whose runs are in the directories that match `patterns`, with a space between."""
+def sticky_trials(path: Path) -> str:
+    """A row per change: how far each of its runs came with sticky actions, from the decisions in the column `after`."""
+    header = ("change", "decisions to 18", "best mean of 100 episodes", "the last one", "decisions at the end")
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))[1:]
+    return table(header, [sticky_row(path.parent, *row) for row in rows])
+
+
+def sticky_row(results: Path, change: str, patterns: str, after: str) -> Sequence[str]:
+    """The cells of a change; only what a run did after as many decisions counts."""
+    runs = []
+    for episodes in find_runs(results, patterns):
+        means = moving_mean(episodes["score"], 100)
+        full = (np.arange(len(means)) >= 99) & (episodes["env_steps"] > int(after))
+        steps, means = episodes["env_steps"], np.where(full, means, -np.inf)
+        solved = f"{steps[np.argmax(means >= 18.0)]:,.0f}" if means.max() >= 18.0 else "-"
+        runs.append((solved, f"{means.max():.1f}", f"{means[-1]:.1f}", f"{steps[-1]:,.0f}"))
+    return change, *("; ".join(cells) for cells in zip(*runs, strict=True))
+
+
+def find_runs(results: Path, patterns: str) -> list[dict[str, np.ndarray]]:
+    """The episodes of the runs in the directories that match `patterns`, with a space between."""
     runs = [run for pattern in patterns.split() for run in sorted(results.glob(pattern))]
     if not runs:
         raise ValueError(f"runs must match directories in {results}, got {patterns}")
-    episodes = [read_episodes(run) for run in runs]
+    return [read_episodes(run) for run in runs]
+
+
+def row_of(results: Path, change: str, patterns: str) -> Sequence[str]:
+    """The cells of a change whose runs are in the directories that match `patterns`."""
+    episodes = find_runs(results, patterns)
     early = cell([passage(one, 15.0, SHORT) for one in episodes], [last_mean(one) for one in episodes])
-    return change, str(len(runs)), early, cell([passage(one, 18.0, 100) for one in episodes], ["-"] * len(runs))
+    return change, str(len(episodes)), early, cell([passage(one, 18.0, 100) for one in episodes], ["-"] * len(episodes))
 
 
 def passage(episodes: dict[str, np.ndarray], target: float, window: int) -> float:

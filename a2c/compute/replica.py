@@ -30,11 +30,9 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
 
 def copy_network(net: nn.Module) -> nn.Module:
     """A copy of `net` that shares its normaliser where that holds statistics, nothing that is learned."""
-    copied = copy.deepcopy(net)
     normalizer = getattr(net, "normalizer", None)
-    if isinstance(normalizer, nn.Module) and not list(normalizer.parameters()):
-        copied.normalizer = normalizer
-    return copied
+    shared = isinstance(normalizer, nn.Module) and not list(normalizer.parameters())
+    return copy.deepcopy(net, {id(normalizer): normalizer} if shared else None)
 
 
 @torch.no_grad()

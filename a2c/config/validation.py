@@ -96,7 +96,13 @@ def _check_between_settings(config: Any) -> None:
 
 
 def _check_sliding(config: Any) -> None:
-    for name, only in (("gae_lambda", 1), ("num_minibatches", 1), ("epochs", 1), ("algorithm", "a2c")):
+    for name, only in (
+        ("gae_lambda", 1),
+        ("num_minibatches", 1),
+        ("epochs", 1),
+        ("algorithm", "a2c"),
+        ("average_decay", 0),
+    ):
         if getattr(config, name) != only:
             raise ValueError(f"{name} must be {only} when sliding_batch is set, got {getattr(config, name)}")
     if config.network == "lstm":

@@ -193,13 +193,13 @@ def make_checked(
         net = empty_network(config, spaces, network)
     except ValueError as error:
         raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
-    saved = state["network"]
+    saved = [*state["network"].items(), *state.get("learned", {}).items()]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
-    if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
+    if kinds != {name: (value.shape, value.dtype) for name, value in saved}:
         raise CheckpointError(
             f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
         )
-    for name, value in saved.items():
+    for name, value in saved:
         if not value.isfinite().all():
             raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
     return net

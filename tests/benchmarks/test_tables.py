@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tables
-from trials import trials
+from trials import sticky_trials, trials
 
 from a2c.metrics.results import best_mean, first_passage, read_episodes
 
@@ -68,6 +68,15 @@ def test_trials_table_lists_a_few_runs_and_sums_up_many(tmp_path):
     (tmp_path / "trials.csv").write_text("change,runs\nx,none/*\n")
     with pytest.raises(ValueError, match=r"runs must match directories in .*, got none/\*"):
         trials(tmp_path / "trials.csv")
+
+
+def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
+    write_run(tmp_path / "a", [18.5] * 100 + [10.0] * 100)
+    write_run(tmp_path / "b", [0.0] * 50 + [17.0] * 100)
+    (tmp_path / "sticky-trials.csv").write_text('change,runs,after\n"x, y",a b,0\nz,a,149000\n')
+    *_, both, later = sticky_trials(tmp_path / "sticky-trials.csv").splitlines()
+    assert both == "| x, y | 100,000; - | 18.5; 17.0 | 10.0; 17.0 | 200,000; 150,000 |"
+    assert later == "| z | - | 14.2 | 10.0 | 200,000 |"
 
 
 def test_games_table_has_a_row_per_game_beside_published_results(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from experience import random_rollout
-from runs import tiny, untimed_rows
+from runs import opened, tiny, untimed_rows
 from torch import nn
 from toys import NO_DEFAULTS, same, spaces
 
@@ -16,6 +16,8 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.learner import Learner
 from a2c.networks import make_network
+from a2c.normalizers import PixelNorm
+from a2c.rollout import Rollout
 from a2c.run.checkpoint import CheckpointError, load_checkpoint
 from a2c.run.policies import kept_policies
 from a2c.run.trainer import Trainer
@@ -52,7 +54,7 @@ def test_average_is_exponential_and_forgets_faster_at_first():
     for updates, value in enumerate((2.0, -3.0, 4.0, 5.0, 7.0, 0.5, 1.5, 1.0, 2.0, 9.0, 11.0, 10.0, 8.0), start=1):
         set_to(net, value)
         average.update(net, updates)
-        decay = min(0.6, (1 + updates) / (10 + updates))  # 2/11, 3/12, ..., 12.5/21.5 is 0.58
+        decay = min(0.6, (1 + updates) / (10 + updates))  # 2/11, 3/12, ..., 13/22 is 0.59
         expected = decay * expected + (1 - decay) * value
         assert float(average.net.value.detach()) == pytest.approx(expected)
     assert decay == 0.6 and float(average.net.count) == 1.0
@@ -125,6 +127,83 @@ def test_what_is_learned_is_what_a_learner_without_an_average_learns_from_the_sa
     assert same(averaged.state_dict()["learned"], plain.state_dict()["network"]) and "learned" not in plain.state_dict()
 
 
+def test_average_takes_the_decisions_of_a_run(tmp_path):
+    trainer = opened(tiny(tmp_path / "run", average_decay=0.9, num_minibatches=2))
+    learner = trainer.learner
+    for _ in range(2):
+        trainer.algorithm.training_step()
+    before = copy.deepcopy(learner.average.net)
+    rollout = trainer.algorithm.collector.collect().rollout
+    log_probs = torch.log_softmax(before(rollout.obs.flatten(0, 1))[0], 1)
+    chosen = log_probs.gather(1, rollout.actions.flatten()[:, None]).squeeze(1)
+    torch.testing.assert_close(rollout.log_probs.flatten(), chosen.detach())
+    learned = torch.log_softmax(learner.net(rollout.obs.flatten(0, 1))[0], 1)
+    assert not torch.allclose(learned.gather(1, rollout.actions.flatten()[:, None]).squeeze(1), chosen, atol=1e-5)
+    trainer.close()
+
+
+def acts_as_averaged(learner):
+    """Whether what acts is the average in the precision of the run, with the buffers of what learns."""
+    pairs = zip(learner.average.net.parameters(), learner.actor.parameters(), strict=True)
+    buffers = zip(learner.net.buffers(), learner.actor.buffers(), strict=True)
+    return all(torch.equal(mean.to(acts.dtype), acts) for mean, acts in pairs) and all(
+        torch.equal(mine, theirs) for mine, theirs in buffers
+    )
+
+
+class ScaledNorm(PixelNorm):
+    """Pixel statistics and a scale that is learned."""
+
+    def __init__(self, frame_shape):
+        super().__init__(frame_shape)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, obs):
+        return super().forward(obs) * self.scale
+
+
+class TwiceHeld(nn.Module):
+    """A network whose normaliser is a layer, too."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.normalizer = norm
+        self.layers = nn.Sequential(norm, nn.Flatten(), nn.Linear(16, 4))
+
+    def forward(self, obs):
+        outputs = self.layers(obs)
+        return outputs[:, :3], outputs[:, 3:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [(None, "float32"), (None, "bfloat16"), (PixelNorm, "float32"), (ScaledNorm, "float32")],
+)
+def test_what_acts_after_learning_and_after_loading_is_the_average_with_the_statistics_of_now(kind, precision):
+    config = replace(CONFIG, precision=precision, network="custom" if kind else "mlp", num_envs=4)
+
+    def made(compute):
+        draw = torch.Generator().manual_seed(0)
+        network = (lambda shape, actions: TwiceHeld(kind((4, 4)))) if kind else None
+        shape = (1, 4, 4) if kind else (4,)
+        learner = Learner(config, spaces(shape, 3, stacked=bool(kind)), compute, network=network)
+        rollout = Rollout.empty(6, torch.randint(0, 255, (4, *shape), generator=draw).float())
+        rollout.obs += torch.randint(0, 255, rollout.obs.shape, generator=draw)
+        return learner, replace(rollout, log_probs=torch.full((6, 4), -1.0))
+
+    with closing(Compute(config)) as compute:
+        learner, rollout = made(compute)
+        for _ in range(2):
+            learner.learn(rollout)
+            assert acts_as_averaged(learner)
+        state = copy.deepcopy(learner.state_dict())
+        other, _ = made(compute)
+        other.load_state_dict(state)
+        assert acts_as_averaged(other) and same(state["network"], other.policy_state())
+        if kind:
+            assert int(other.net.normalizer.count) > 0
+
+
 def run(run_dir, *stops, **changes):
     for i, stop in enumerate(stops):
         where = {"run_dir": None, "resume": run_dir} if i else {"run_dir": run_dir}
@@ -157,13 +236,21 @@ def test_average_can_begin_and_end_where_a_run_is_resumed(tmp_path):
     ended.close()
 
 
-@pytest.mark.parametrize("bad", [None, {"value": torch.zeros(3)}, "NaN"], ids=str)
-def test_damaged_learned_parameters_are_refused_in_one_line(bad, tmp_path):
-    state = run(tmp_path / "run", 80, average_decay=0.9)
-    bad = {name: torch.full_like(value, torch.nan) for name, value in state["learned"].items()} if bad == "NaN" else bad
+DAMAGES = {
+    "no dictionary": (lambda value: None, "bad learned, not a dictionary"),
+    "other names": (lambda value: {"value": torch.zeros(3)}, "belongs to another network"),
+    "NaN": (lambda value: {name: torch.full_like(x, torch.nan) for name, x in value.items()}, "is NaN or infinite"),
+    "float64": (lambda value: {name: x.double() for name, x in value.items()}, "belongs to another network"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_learned_parameters_are_refused_in_one_line(damage, tmp_path):
+    change, message = DAMAGES[damage]
+    bad = change(run(tmp_path / "run", 80, average_decay=0.9)["learned"])
     torch.save(torch.load(tmp_path / "run" / "latest.pt", weights_only=True) | {"learned": bad}, tmp_path / "new.pt")
     (tmp_path / "new.pt").replace(tmp_path / "run" / "latest.pt")
-    with pytest.raises(CheckpointError, match=r"bad learned, not a dictionary|holds a damaged state") as refusal:
+    with pytest.raises(CheckpointError, match=message) as refusal:
         Trainer(tiny(None, resume=tmp_path / "run", average_decay=0.9))
     assert "\n" not in str(refusal.value)
 
@@ -172,3 +259,8 @@ def test_damaged_learned_parameters_are_refused_in_one_line(bad, tmp_path):
 def test_algorithms_that_act_in_other_processes_refuse_an_average(algorithm):
     with pytest.raises(ValueError, match=f"average_decay must be 0 for algorithm {algorithm}.*got 0.99"):
         Config(algorithm=algorithm, average_decay=0.99)
+
+
+def test_transitions_without_ratios_refuse_an_average():
+    with pytest.raises(ValueError, match=r"average_decay must be 0 when sliding_batch is set, got 0.99"):
+        Config(sliding_batch=32, gae_lambda=1.0, num_minibatches=1, epochs=1, average_decay=0.99)
