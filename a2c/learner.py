@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -81,6 +82,10 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
+        self.ema = float(os.environ.get("EMA", "0"))
+        self.kl_target = float(os.environ.get("KL", "0"))
+        self.scale = 1.0
+        self.average = copy.deepcopy(self.net) if self.ema else None
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
@@ -103,7 +108,9 @@ class Learner:
         """
         if rollout.terminated.device.type == "cpu":  # else this was done before the flags crossed
             rollout.check()
-        set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
+        set_learning_rate(self.optimizer, self.scale * learning_rate(self.config, self.env_steps))
+        if self.average is not None:
+            self.sync()
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
@@ -113,8 +120,21 @@ class Learner:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
-            done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
+            done.append(self.step(minibatch, size, lags[-1] > 0 or self.average is not None, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
+            if self.average is not None:
+                decay = min(self.ema, (1 + self.updates) / (10 + self.updates))
+                with torch.no_grad():
+                    torch._foreach_lerp_(list(self.average.parameters()), list(self.net.parameters()), 1 - decay)
+        if self.average is not None:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.replica.parameters()), list(self.average.parameters()))
+        if self.kl_target:
+            kl = float(torch.stack([r.loss.approx_kl for r, _ in done[-self.config.num_minibatches:]]).mean())
+            if kl > 2 * self.kl_target:
+                self.scale = max(self.scale / 1.2, 0.005)
+            elif kl < self.kl_target / 2:
+                self.scale = min(self.scale * 1.2, 3.0)
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
@@ -195,7 +215,7 @@ class Learner:
     def metrics(self) -> dict[str, float]:
         """Counts, learning rate, and the terms of the last update (of an earlier session where this one has none)."""
         counts = {"env_steps": self.env_steps, "updates": self.updates}
-        return {**counts, "learning_rate": learning_rate(self.config, self.env_steps), **self.update_metrics()}
+        return {**counts, "learning_rate": self.scale * learning_rate(self.config, self.env_steps), **self.update_metrics()}
 
     def update_metrics(self) -> dict[str, float]:
         """Terms of the last update, empty before the first (host copies: call it once per logged row)."""
@@ -217,6 +237,8 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.net.load_state_dict(state["network"])
+        if self.average is not None:
+            self.average.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
