@@ -28,22 +28,22 @@ def trials(path: Path) -> str:
 
 
 def sticky_trials(path: Path) -> str:
-    """A row per change: how far each of its runs came with sticky actions, from the decisions in the column `after`."""
-    header = ("change", "decisions to 18", "best mean of 100 episodes", "the last one", "decisions at the end")
+    """A row per change: how far each of its runs came with sticky actions, after the decisions in the column `after`."""
+    header = ("change", "decisions to 18", "best mean of 100 episodes", "mean of the last 100", "decisions at the end")
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
     return table(header, [sticky_row(path.parent, *row) for row in rows])
 
 
 def sticky_row(results: Path, change: str, patterns: str, after: str) -> Sequence[str]:
-    """The cells of a change; only what a run did after as many decisions counts."""
+    """The cells of a change; only episodes that ended after as many decisions count."""
     runs = []
     for episodes in find_runs(results, patterns):
-        means = moving_mean(episodes["score"], 100)
-        full = (np.arange(len(means)) >= 99) & (episodes["env_steps"] > int(after))
-        steps, means = episodes["env_steps"], np.where(full, means, -np.inf)
-        solved = f"{steps[np.argmax(means >= 18.0)]:,.0f}" if means.max() >= 18.0 else "-"
-        runs.append((solved, f"{means.max():.1f}", f"{means[-1]:.1f}", f"{steps[-1]:,.0f}"))
+        counted = episodes["env_steps"] > int(after)
+        steps, means = episodes["env_steps"][counted], moving_mean(episodes["score"][counted], 100)
+        full = means[99:]
+        solved = f"{steps[99 + np.argmax(full >= 18.0)]:,.0f}" if (full >= 18.0).any() else "-"
+        runs.append((solved, f"{full.max():.1f}" if len(full) else "-", f"{means[-1]:.1f}", f"{steps[-1]:,.0f}"))
     return change, *("; ".join(cells) for cells in zip(*runs, strict=True))
 
 

@@ -73,10 +73,12 @@ def test_trials_table_lists_a_few_runs_and_sums_up_many(tmp_path):
 def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
     write_run(tmp_path / "a", [18.5] * 100 + [10.0] * 100)
     write_run(tmp_path / "b", [0.0] * 50 + [17.0] * 100)
-    (tmp_path / "sticky-trials.csv").write_text('change,runs,after\n"x, y",a b,0\nz,a,149000\n')
-    *_, both, later = sticky_trials(tmp_path / "sticky-trials.csv").splitlines()
+    (tmp_path / "sticky-trials.csv").write_text('change,runs,after\n"x, y",a b,0\nz,a,50000\nshort,b,49000\nfew,b,51000\n')
+    *_, both, later, short, few = sticky_trials(tmp_path / "sticky-trials.csv").splitlines()
     assert both == "| x, y | 100,000; - | 18.5; 17.0 | 10.0; 17.0 | 200,000; 150,000 |"
     assert later == "| z | - | 14.2 | 10.0 | 200,000 |"
+    assert short == "| short | - | 17.0 | 17.0 | 150,000 |"
+    assert few == "| few | - | - | 17.0 | 150,000 |"
 
 
 def test_games_table_has_a_row_per_game_beside_published_results(tmp_path, monkeypatch):
