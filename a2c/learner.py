@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c.compute.average import Average
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.compute.staging import to_device
 from a2c.config.config import Config
-from a2c.config.schedules import entropy_coef, learning_rate
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
@@ -48,8 +46,8 @@ class Shared(NamedTuple):
 class Learner:
     """Turns rollouts into a better policy.
 
-    `net` holds the float32 parameters; `replica` (see `make_replica`) learns, and acts where there is no `average`.
-    `env_steps` and `updates` count what was learned from.
+    `net` holds the float32 parameters; `replica` (see `make_replica`) acts and learns. `env_steps` and `updates`
+    count what was learned from.
     """
 
     def __init__(
@@ -83,8 +81,6 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.average = Average(self.net, compute, config.average_decay) if config.average_decay else None
-        self.actor = self.average.replica if self.average else self.replica  # the network that acts
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
@@ -117,11 +113,8 @@ class Learner:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
-            off_policy = lags[-1] > 0 or self.average is not None
-            done.append(self.step(minibatch, size, off_policy, self.entropy_coef))
+            done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
-            if self.average:
-                self.average.update(self.net, self.updates)
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
@@ -182,8 +175,6 @@ class Learner:
         if norm is not None:
             frames = (obs[:, :, -1] if norm.stacked else obs).flatten(0, 1)
             norm.update(frames, self.compute.ranks, steps=len(obs))
-        if self.average:  # acts as it is now, with these statistics
-            self.average.sync(self.net)
 
     def sync(self, statistics: Sequence[PixelNorm | FrameNorm] = ()) -> None:
         """Copy the current parameters into the replica; `statistics`: of the pixels, of all learners, to be merged."""
@@ -214,30 +205,19 @@ class Learner:
         return self.last_metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next `learn` depends on; tensors are the live ones.
-
-        `network` is the policy; `learned`, what differs from it in `net`, where the policy is an average.
-        """
+        """Everything that the next `learn` depends on; tensors are the live ones."""
         return {
-            "network": self.policy_state(),
-            **({"learned": self.average.apart(self.net)} if self.average else {}),
+            "network": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
             "metrics": self.update_metrics(),
         }
 
-    def policy_state(self) -> dict[str, Tensor]:
-        """Float32 parameters and buffers of the policy: of `net`, or its average; the live tensors."""
-        return (self.average.net if self.average else self.net).state_dict()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; an average that it lacks begins at the policy."""
-        self.net.load_state_dict(state["network"] | state.get("learned", {}))
+        """Restore what `state_dict` returned."""
+        self.net.load_state_dict(state["network"])
         self.sync()
-        if self.average:
-            self.average.net.load_state_dict(state["network"])
-            self.average.sync(self.net)
         load_optimizer(self.optimizer, state["optimizer"])
         self.set_counts(int(state["env_steps"]), int(state["updates"]))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
@@ -247,3 +227,24 @@ def check_finite(network: dict[str, Tensor]) -> None:
     """FloatingPointError where a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The learning rate after `env_steps` decisions: linear to the share `lr_final`, then constant."""
+    return config.learning_rate * _fallen_to(config.lr_final, _progress(config, env_steps))
+
+
+def entropy_coef(config: Config, env_steps: int) -> float:
+    """The weight of the entropy bonus after `env_steps` decisions: held, linear to `entropy_final`, then constant."""
+    hold, progress = config.entropy_hold, _progress(config, env_steps)
+    return config.entropy_coef * _fallen_to(config.entropy_final, max(0.0, progress - hold) / max(1.0 - hold, 1e-9))
+
+
+def _progress(config: Config, env_steps: int) -> float:
+    """The part of the schedules that is over, 0 to 1."""
+    return min(1.0, env_steps / (config.schedule_end * config.total_env_steps))
+
+
+def _fallen_to(final: float, progress: float) -> float:
+    """1 at the beginning, `final` at the end; exactly 1 throughout where `final` is 1."""
+    return 1.0 - progress + final * progress if final < 1.0 else 1.0

@@ -173,7 +173,7 @@ class Rollout:
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass on `[T, N]`, then the returns, then one flatten.
 
-        `off_policy`: another network acted, or `net` as it was; so the loss needs the log-probabilities of that time.
+        `off_policy`: `net` has learned since it acted, so the loss needs the log-probabilities of that time.
         """
         logits, values = replay(net, self.obs, self.starts, self.rnn_state)  # [T, N, A], [T, N]
         returns = self.returns(net, gamma, gae_lambda, reward_clip)  # [T, N]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from comparisons import about, learning, measured, search, table
 from scaling_model import fit
-from trials import trials
+from trials import sticky_trials, trials
 
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.meters import WINDOW
@@ -208,6 +208,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
     "docs/learning.md": {
         "trials": (trials, ["trials.csv"]),
+        "sticky": (sticky_trials, ["sticky-trials.csv"]),
         "search": (search, ["pong-fast", "default", "strict", "family", "lstm", "search-*"]),
     },
 }

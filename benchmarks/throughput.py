@@ -103,11 +103,11 @@ def act(trainer: Trainer, columns: Sequence[slice], rollouts: Sequence[Rollout])
 
     @torch.no_grad()
     def play(mine: slice) -> None:
-        policy = Policy(trainer.learner.actor, rollouts[0].actions[:, mine].shape[1], trainer.compute.device)
+        policy = Policy(trainer.learner.replica, rollouts[0].actions[:, mine].shape[1], trainer.compute.device)
         for rollout in rollouts:
             for obs, starts in zip(rollout.obs[:, mine], rollout.starts[:, mine], strict=True):
                 policy.decide(obs, starts).actions.cpu()
-            trainer.learner.actor(rollout.next_obs[mine])
+            trainer.learner.replica(rollout.next_obs[mine])
 
     trainer.compute.map(play, columns)
     return sum(len(rollout) for rollout in rollouts)

@@ -28,7 +28,7 @@ def trials(path: Path) -> str:
 
 
 def sticky_trials(path: Path) -> str:
-    """A row per change: how far each of its runs came with sticky actions, after the decisions in the column `after`."""
+    """A row per change: how far its runs came with sticky actions, of what came after the decisions in `after`."""
     header = ("change", "decisions to 18", "best mean of 100 episodes", "mean of the last 100", "decisions at the end")
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]

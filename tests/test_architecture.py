@@ -13,10 +13,10 @@ import a2c
 
 PACKAGE = Path(a2c.__file__).parent
 WINGS = {  # in the order of imports; None: the files of the method, which lie on top
-    "config": ("presets", "validation", "config", "schedules", "resolve"),
+    "config": ("presets", "validation", "config", "resolve"),
     "processes": ("place", "errors", "watchdog", "start", "signals", "pool"),
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
-    "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "average", "optimizer"),
+    "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (
         *("normalizers", "networks", "policy", "returns", "rollout", "collector", "batch", "losses", "update"),
         *("learner", "unpack_batch"),

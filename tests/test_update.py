@@ -14,7 +14,7 @@ from a2c.batch import Experience, Transitions, unpack_batch
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import make_optimizer
-from a2c.compute.replica import make_replica
+from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
 from a2c.learner import Learner, Shared, entropy_coef, learning_rate
@@ -370,6 +370,15 @@ def test_make_replica_shares_the_pixel_statistics():
     assert torch.equal(replica.normalizer.mean, net.normalizer.mean)
     assert {x.dtype for x in (replica.normalizer.mean, replica.normalizer.var)} == {torch.float64}
     assert replica.conv(torch.zeros(2, 4, 42, 42, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_make_replica_shares_the_pixel_statistics_of_a_normaliser_that_is_a_layer_too():
+    net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
+    net.first = torch.nn.Sequential(net.normalizer)
+    with closing(Compute(replace(CONFIG, precision="bfloat16"))) as compute:
+        replica = make_replica(net, compute)
+    assert replica.first[0] is replica.normalizer is net.normalizer
+    sync_replica(replica, net)  # which pairs their buffers
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class A2C:
         own_seeds = [seeds.envs[row] for row in compute.ranks.rows(config.num_envs)]
         self.groups = make_groups(config, own_seeds, compute.env_groups, compute.threads_per_group)
         steps, seed = 1 if config.sliding_batch else config.rollout_steps, seeds.sampling(compute.ranks.rank * GROUPS)
-        self.collector = Collector(self.groups, self.learner.actor, steps, compute, seed)
+        self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
         if config.cuda_graphs:
             self.collector.capture()
 

@@ -20,7 +20,9 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
     net.to(compute.device)
     if compute.precision == torch.float32 and not always_copy:
         return net
-    replica = copy_network(net)
+    normalizer = getattr(net, "normalizer", None)
+    shared = isinstance(normalizer, nn.Module) and not list(normalizer.parameters())  # statistics, nothing learned
+    replica = copy.deepcopy(net, {id(normalizer): normalizer} if shared else None)  # wherever `net` holds it
     for module in replica.modules():
         if not getattr(module, "keeps_float32", False):
             for parameter in module.parameters(recurse=False):
@@ -28,23 +30,10 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
     return replica
 
 
-def copy_network(net: nn.Module) -> nn.Module:
-    """A copy of `net` that shares its normaliser where that holds statistics, nothing that is learned."""
-    normalizer = getattr(net, "normalizer", None)
-    shared = isinstance(normalizer, nn.Module) and not list(normalizer.parameters())
-    return copy.deepcopy(net, {id(normalizer): normalizer} if shared else None)
-
-
 @torch.no_grad()
 def sync_replica(replica: nn.Module, net: nn.Module) -> None:
     """Give `replica` the parameters that `net` has now, and its statistics where it has its own."""
     torch._foreach_copy_(list(replica.parameters()), list(net.parameters()))
-    copy_buffers(replica, net)
-
-
-@torch.no_grad()
-def copy_buffers(replica: nn.Module, net: nn.Module) -> None:
-    """Give `replica` the statistics of `net` where it has its own."""
     for mine, theirs in zip(replica.buffers(), net.buffers(), strict=True):
         if mine is not theirs:
             mine.copy_(theirs)

@@ -77,7 +77,7 @@ class Config:
     shuffle: bool = True
     """Learn a rollout's decisions in random order, else whole windows (as lstm and sliding_batch always do)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
-    """Times each rollout is learned from, with importance ratios, clipped at 1, to the policy that acted (count)."""
+    """Times each rollout is learned from, with importance ratios clipped at 1 after the first step (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
     """Learn n-step windows that slide over the episodes, n = rollout_steps (transitions per batch; 0 = off)."""
     gamma: Annotated[float, Range(0.0, 1.0)] = 0.99
@@ -112,8 +112,6 @@ class Config:
     """Use log(pi + log_eps) in the policy gradient, against policy lag (0 to 1; None = 1e-6 for ga3c, else 0)."""
     max_grad_norm: Annotated[float, Range(0.0, 1e9)] = 0.5
     """Clip the L2 norm of each gradient to this (gradient units; 0 = no clipping)."""
-    average_decay: Annotated[float, Range(0.0, 0.9999)] = 0.0
-    """Act by an exponential average of the parameters, which is the policy then, with this decay (0 = off; a2c)."""
 
     # --- run ----------------------------------------------------------------------------
     total_env_steps: Annotated[int, Range(1, 10**15)] = 1_000_000

@@ -80,11 +80,6 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(
             f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
         )
-    if config.algorithm != "a2c" and config.average_decay:
-        raise ValueError(
-            f"average_decay must be 0 for algorithm {config.algorithm}, which acts by the parameters as they are, "
-            f"got {config.average_decay}"
-        )
     most = min(config.num_minibatches, config.num_envs)
     if config.algorithm == "a3c" and config.workers > most:
         raise ValueError(
@@ -96,13 +91,7 @@ def _check_between_settings(config: Any) -> None:
 
 
 def _check_sliding(config: Any) -> None:
-    for name, only in (
-        ("gae_lambda", 1),
-        ("num_minibatches", 1),
-        ("epochs", 1),
-        ("algorithm", "a2c"),
-        ("average_decay", 0),
-    ):
+    for name, only in (("gae_lambda", 1), ("num_minibatches", 1), ("epochs", 1), ("algorithm", "a2c")):
         if getattr(config, name) != only:
             raise ValueError(f"{name} must be {only} when sliding_batch is set, got {getattr(config, name)}")
     if config.network == "lstm":

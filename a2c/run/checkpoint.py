@@ -83,7 +83,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     for name in ("env_steps", "updates"):
         if name in state and (type(state[name]) is not int or not 0 <= state[name] < 2**53):
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
-    for name in ("network", "learned", "optimizer", "metrics", "algorithm", "scores"):
+    for name in ("network", "optimizer", "metrics", "algorithm", "scores"):
         if not isinstance(state.get(name, {}), dict):  # a tensor takes names of entries for an index, and warns
             kind = type(state[name]).__name__
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, not a dictionary but {kind}{_advice(path)}")
@@ -193,13 +193,13 @@ def make_checked(
         net = empty_network(config, spaces, network)
     except ValueError as error:
         raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
-    saved = [*state["network"].items(), *state.get("learned", {}).items()]
+    saved = state["network"]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
-    if kinds != {name: (value.shape, value.dtype) for name, value in saved}:
+    if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
         raise CheckpointError(
             f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
         )
-    for name, value in saved:
+    for name, value in saved.items():
         if not value.isfinite().all():
             raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
     return net

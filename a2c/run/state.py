@@ -167,7 +167,7 @@ class RunState:
         if not outputs.can_save:
             return False
         # Copied: the workers of A3C go on changing the parameters.
-        network = {name: value.to("cpu", copy=True) for name, value in self.learner.policy_state().items()}
+        network = {name: value.to("cpu", copy=True) for name, value in self.learner.net.state_dict().items()}
         check_finite(network)
         if not outputs.keep_policy({**self._origin(), "network": network, "env_steps": self.env_steps}):
             return False

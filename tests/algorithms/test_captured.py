@@ -18,7 +18,6 @@ from a2c.run.trainer import Trainer
 CARTPOLE = ["--preset", "cartpole", "--shuffle", "--epochs", "2", "--num-minibatches", "5", "--total-env-steps", "2048"]
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--rollout-steps", "5", "--total-env-steps"]
 PONG += ["240", "--num-minibatches", "3", "--threads", "2"]
-AVERAGED = [*PONG, "--precision", "bfloat16", "--average-decay", "0.5"]
 
 
 def trained(folder, flags):
@@ -29,20 +28,13 @@ def trained(folder, flags):
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        CARTPOLE,
-        [*PONG, "--precision", "float32"],
-        [*PONG, "--precision", "bfloat16"],
-        [*PONG, "--no-normalize-obs"],
-        AVERAGED,
-    ],
-    ids=["cartpole", "pong", "pong bfloat16", "pong classic", "pong average"],
+    [CARTPOLE, [*PONG, "--precision", "float32"], [*PONG, "--precision", "bfloat16"], [*PONG, "--no-normalize-obs"]],
+    ids=["cartpole", "pong", "pong bfloat16", "pong classic"],
 )
 def test_replayed_run_gives_the_same_parameters_bit_for_bit(flags, tmp_path):
     plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])
-    for part in ("network", "learned"):
-        for name, value in plain.get(part, {}).items():
-            assert torch.equal(value, replayed[part][name]), name
+    for name, value in plain["network"].items():
+        assert torch.equal(value, replayed["network"][name]), name
     for number, moments in plain["optimizer"]["state"].items():
         assert all(torch.equal(value, replayed["optimizer"]["state"][number][name]) for name, value in moments.items())
     assert plain["metrics"] == pytest.approx(replayed["metrics"], rel=1e-6)

@@ -73,7 +73,9 @@ def test_trials_table_lists_a_few_runs_and_sums_up_many(tmp_path):
 def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
     write_run(tmp_path / "a", [18.5] * 100 + [10.0] * 100)
     write_run(tmp_path / "b", [0.0] * 50 + [17.0] * 100)
-    (tmp_path / "sticky-trials.csv").write_text('change,runs,after\n"x, y",a b,0\nz,a,50000\nshort,b,49000\nfew,b,51000\n')
+    (tmp_path / "sticky-trials.csv").write_text(
+        'change,runs,after\n"x, y",a b,0\nz,a,50000\nshort,b,49000\nfew,b,51000\n'
+    )
     *_, both, later, short, few = sticky_trials(tmp_path / "sticky-trials.csv").splitlines()
     assert both == "| x, y | 100,000; - | 18.5; 17.0 | 10.0; 17.0 | 200,000; 150,000 |"
     assert later == "| z | - | 14.2 | 10.0 | 200,000 |"

@@ -87,8 +87,7 @@ def first_parameters(network="mlp"):
 def learned(ranks: Ranks, config: Config, rollouts: list[Rollout]) -> Learner:
     with closing(Compute(config, ranks)) as compute:
         learner = Learner(config, spaces((4,), 3), compute)
-        first = first_parameters(config.network)  # threads draw from one generator, in any order
-        learner.load_state_dict(learner.state_dict() | {"network": first, "learned": first})
+        learner.net.load_state_dict(first_parameters(config.network))  # threads draw from one generator, in any order
         for rollout in rollouts:
             learner.learn(own_part(rollout, ranks.rank, ranks.size))
             learner.update_metrics()
@@ -97,9 +96,7 @@ def learned(ranks: Ranks, config: Config, rollouts: list[Rollout]) -> Learner:
 
 @pytest.mark.parametrize("size", [2, 3, 11])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"shuffle": False}, {"shuffle": False, "num_minibatches": 11}, {"epochs": 1}, {"average_decay": 0.9}],
-    ids=str,
+    "changes", [{}, {"shuffle": False}, {"shuffle": False, "num_minibatches": 11}, {"epochs": 1}], ids=str
 )
 def test_any_number_of_ranks_learns_what_one_process_learns(size, changes):
     config = replace(CONFIG, **changes)
@@ -136,7 +133,6 @@ def check_equal(learner: Learner, alone: Learner) -> None:
     gradients = [[parameter.grad for parameter in one.net.parameters()] for one in (learner, alone)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(learner.net.state_dict(), alone.net.state_dict(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(learner.policy_state(), alone.policy_state(), rtol=1e-4, atol=1e-5)
     assert learner.last_metrics == pytest.approx(alone.last_metrics, rel=1e-3, abs=1e-5)
 
 
