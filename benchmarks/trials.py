@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from comparisons import table
 
-from a2c.metrics.results import median, moving_mean, read_episodes
+from a2c.metrics.results import best_mean, median, moving_mean, read_episodes
 
 LISTED = 7  # runs whose figures a cell names one by one; of more, it has the median and the range
 SHORT = 20  # episodes of the mean that moves early
@@ -22,29 +22,31 @@ SHORT = 20  # episodes of the mean that moves early
 def trials(path: Path) -> str:
     """A row per change: when the mean of 20 episodes reached 15, and that of 100 reached 18, in each of its runs."""
     header = ("change", "runs", f"decisions until the mean of {SHORT} episodes is 15", "decisions to 18")
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [row_of(path.parent, *row) for row in list(csv.reader(file))[1:]]
-    return table(header, rows)
+    return table(header, [row_of(path.parent, *row) for row in read_rows(path)])
 
 
 def sticky_trials(path: Path) -> str:
     """A row per change: how far its runs came with sticky actions, of what came after the decisions in `after`."""
     header = ("change", "decisions to 18", "best mean of 100 episodes", "mean of the last 100", "decisions at the end")
+    return table(header, [sticky_row_of(path.parent, *row) for row in read_rows(path)])
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """The rows of a CSV file, without its header."""
     with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))[1:]
-    return table(header, [sticky_row(path.parent, *row) for row in rows])
+        return list(csv.reader(file))[1:]
 
 
-def sticky_row(results: Path, change: str, patterns: str, after: str) -> Sequence[str]:
+def sticky_row_of(results: Path, change: str, patterns: str, after: str) -> Sequence[str]:
     """The cells of a change; only episodes that ended after as many decisions count."""
-    runs = []
-    for episodes in find_runs(results, patterns):
-        counted = episodes["env_steps"] > int(after)
-        steps, means = episodes["env_steps"][counted], moving_mean(episodes["score"][counted], 100)
-        full = means[99:]
-        solved = f"{steps[99 + np.argmax(full >= 18.0)]:,.0f}" if (full >= 18.0).any() else "-"
-        runs.append((solved, f"{full.max():.1f}" if len(full) else "-", f"{means[-1]:.1f}", f"{steps[-1]:,.0f}"))
-    return change, *("; ".join(cells) for cells in zip(*runs, strict=True))
+    episodes = [
+        {name: values[one["env_steps"] > int(after)] for name, values in one.items()}
+        for one in find_runs(results, patterns)
+    ]
+    best = [f"{best_mean(one):.1f}".replace("-inf", "-") for one in episodes]
+    last = [f"{one['score'][-100:].mean():.1f}" for one in episodes]
+    end = [f"{one['env_steps'][-1]:,.0f}" for one in episodes]
+    return change, to_18(episodes), *("; ".join(cells) for cells in (best, last, end))
 
 
 def find_runs(results: Path, patterns: str) -> list[dict[str, np.ndarray]]:
@@ -59,7 +61,12 @@ def row_of(results: Path, change: str, patterns: str) -> Sequence[str]:
     """The cells of a change whose runs are in the directories that match `patterns`."""
     episodes = find_runs(results, patterns)
     early = cell([passage(one, 15.0, SHORT) for one in episodes], [last_mean(one) for one in episodes])
-    return change, str(len(episodes)), early, cell([passage(one, 18.0, 100) for one in episodes], ["-"] * len(episodes))
+    return change, str(len(episodes)), early, to_18(episodes)
+
+
+def to_18(episodes: Sequence[dict[str, np.ndarray]]) -> str:
+    """The cell with the decisions until the mean of 100 episodes is 18, in each run."""
+    return cell([passage(one, 18.0, 100) for one in episodes], ["-"] * len(episodes))
 
 
 def passage(episodes: dict[str, np.ndarray], target: float, window: int) -> float:
