@@ -131,7 +131,9 @@ class Rollout:
         obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
         version = float(self.policy_version.mean())
         for index in indices:
-            yield Decisions(obs[index], actions[index], returns[index], log_probs[index], version)
+            # obs[index] would copy number by number, and take 20 times as long.
+            picked = (tensor.index_select(0, index) for tensor in (obs, actions, returns, log_probs))
+            yield Decisions(*picked, version)
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
