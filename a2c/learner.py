@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
-from a2c.compute.replica import make_replica, sync_replica
+from a2c.compute.replica import make_replica, sync_replica, with_own_statistics
 from a2c.compute.staging import to_device
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
@@ -74,9 +73,8 @@ class Learner:
             self.optimizer = make_optimizer(self.net, config)
         else:
             self.net, self.optimizer = shared.net, shared.optimizer
-            # Parameters are shared; merged statistics are each learner's own.
-            if shared.statistics is not None:
-                self.net.register_module("normalizer", copy.deepcopy(self.net.get_submodule("normalizer")))
+            if shared.statistics is not None:  # merged statistics are each learner's own
+                self.net = with_own_statistics(self.net)
         normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a network that is not a2c's
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds

@@ -128,12 +128,12 @@ class Rollout:
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
         returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
-        obs, actions, log_probs = self.obs.flatten(0, 1), self.actions.flatten(), self.log_probs.flatten()
+        tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten()
         version = float(self.policy_version.mean())
         for index in indices:
             # obs[index] would copy number by number, and take 20 times as long.
-            picked = (tensor.index_select(0, index) for tensor in (obs, actions, returns, log_probs))
-            yield Decisions(*picked, version)
+            obs, actions, targets, log_probs = (tensor.index_select(0, index) for tensor in tensors)
+            yield Decisions(obs, actions, targets, log_probs, version)
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""

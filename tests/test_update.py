@@ -381,6 +381,21 @@ def test_make_replica_shares_the_pixel_statistics_of_a_normaliser_that_is_a_laye
     sync_replica(replica, net)  # which pairs their buffers
 
 
+def test_learner_that_shares_its_network_has_its_own_statistics_in_every_layer():
+    net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
+    net.first = torch.nn.Sequential(net.normalizer, torch.nn.BatchNorm2d(4))
+    with closing(Compute(CONFIG)) as compute:
+        shared = Shared(net, make_optimizer(net, CONFIG), copy.deepcopy(net.normalizer))
+        learner = Learner(CONFIG, spaces((4, 42, 42), 6), compute, shared)
+    assert learner.normalizer is learner.net.normalizer is learner.net.first[0] is not net.normalizer
+    theirs = dict(net.named_parameters()) | dict(net.named_buffers())
+    for name, mine in (*learner.net.named_parameters(), *learner.net.named_buffers()):
+        assert (mine is theirs[name]) == ("normalizer" not in name), name  # steps reach the shared network
+    with torch.no_grad():
+        net.normalizer.mean.fill_(9.0)
+    assert not learner.net.first[0].mean.eq(9.0).any()
+
+
 @pytest.mark.parametrize(
     ("network", "shape"), [("atari", (4, 42, 42)), ("small", (4, 42, 42)), ("mlp", (4,)), ("lstm", (4,))]
 )

@@ -30,6 +30,14 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
     return replica
 
 
+def with_own_statistics(net: nn.Module) -> nn.Module:
+    """`net` with a copy of its normaliser, wherever it holds it; parameters and other buffers are the same tensors."""
+    same = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    for statistics in net.get_submodule("normalizer").buffers():
+        del same[id(statistics)]
+    return copy.deepcopy(net, same)
+
+
 @torch.no_grad()
 def sync_replica(replica: nn.Module, net: nn.Module) -> None:
     """Give `replica` the parameters that `net` has now, and its statistics where it has its own."""
