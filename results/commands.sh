@@ -20,7 +20,7 @@ a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
-a2c compare runs/results/family --preset pong-fast --vary algorithm=a2c,a3c,ga3c --workers 2 --seeds 230..234 --jobs 2
+a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 240..244 --jobs 2 --keep-policy-every 20000
 a2c compare runs/results/lstm --preset lstm --seeds 230..234 --jobs 2
 
 # One setting for all games: one seed each, 10 million decisions or fewer.

@@ -388,6 +388,7 @@ def test_learner_that_shares_its_network_has_its_own_statistics_in_every_layer()
         shared = Shared(net, make_optimizer(net, CONFIG), copy.deepcopy(net.normalizer))
         learner = Learner(CONFIG, spaces((4, 42, 42), 6), compute, shared)
     assert learner.normalizer is learner.net.normalizer is learner.net.first[0] is not net.normalizer
+    assert learner.replica.first[0] is learner.normalizer  # which `sync` sets to the merged statistics
     theirs = dict(net.named_parameters()) | dict(net.named_buffers())
     for name, mine in (*learner.net.named_parameters(), *learner.net.named_buffers()):
         assert (mine is theirs[name]) == ("normalizer" not in name), name  # steps reach the shared network

@@ -34,7 +34,7 @@ def with_own_statistics(net: nn.Module) -> nn.Module:
     """`net` with a copy of its normaliser, wherever it holds it; parameters and other buffers are the same tensors."""
     same = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     for statistics in net.get_submodule("normalizer").buffers():
-        del same[id(statistics)]
+        same.pop(id(statistics), None)  # a normaliser that is no layer has buffers that are not the network's
     return copy.deepcopy(net, same)
 
 

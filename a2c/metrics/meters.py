@@ -19,9 +19,8 @@ class ScoreWindow:
         self.episodes = 0
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.best_mean = -math.inf  # highest valid mean
+        self.best_mean = -math.inf  # highest mean over a full window
         self.reached = -math.inf  # highest mean that met a target
-        self.valid_from = 0  # episodes from which the mean counts for both
 
     def add(self, scores: Iterable[float], lengths: Iterable[int] = ()) -> None:
         """Count finished episodes in order."""
@@ -29,15 +28,8 @@ class ScoreWindow:
         for score in scores:
             self.episodes += 1
             self.last.append(score)
-            if self.valid:
+            if self.full:
                 self.best_mean = max(self.best_mean, self.mean)
-
-    def new_episodes(self, num_envs: int) -> None:
-        """All `num_envs` environments have begun new episodes, of which the shortest end first: in Pong, clear wins.
-
-        So the mean counts for no target and no best mean until as many have ended.
-        """
-        self.valid_from = self.episodes + num_envs
 
     @property
     def mean(self) -> float:
@@ -50,13 +42,13 @@ class ScoreWindow:
         return self.last[-1] if self.last else math.nan
 
     @property
-    def valid(self) -> bool:
-        """True once 100 episodes are finished, and not soon after `new_episodes`."""
-        return len(self.last) == WINDOW and self.episodes >= self.valid_from
+    def full(self) -> bool:
+        """True once 100 episodes are finished."""
+        return len(self.last) == WINDOW
 
     def meets(self, target: float) -> bool:
         """True once a call has found the mean of 100 episodes at `target` or above; later episodes do not undo it."""
-        if self.valid and self.mean >= target:
+        if self.full and self.mean >= target:
             self.reached = max(self.reached, self.mean)
         return self.reached >= target
 
@@ -78,7 +70,6 @@ class ScoreWindow:
             "lengths": list(self.lengths),
             "best_mean": self.best_mean,
             "reached": self.reached,
-            "valid_from": self.valid_from,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,9 +77,7 @@ class ScoreWindow:
         self.episodes, self.best_mean = int(state["episodes"]), float(state["best_mean"])
         self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
-        # 0.4.0 wrote neither of these.
-        self.lengths = deque(map(int, state.get("lengths", ())), maxlen=WINDOW)
-        self.valid_from = int(state.get("valid_from", 0))
+        self.lengths = deque(map(int, state.get("lengths", ())), maxlen=WINDOW)  # 0.4.0 wrote none
 
 
 class StageTimer:

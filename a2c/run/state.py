@@ -97,10 +97,7 @@ class RunState:
 
     def _continue(self, episodes: dict[str, Any] | None) -> bool:
         """Continue `episodes`, which are used up; whether every rank can."""
-        continued = all(self.ranks.all(lambda: self.algorithm.load_state_dict(episodes) if episodes else False))
-        if not continued:
-            self.scores.new_episodes(self.config.num_envs)
-        return continued
+        return all(self.ranks.all(lambda: self.algorithm.load_state_dict(episodes) if episodes else False))
 
     def restart(self) -> bool:
         """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it continue."""
@@ -185,7 +182,7 @@ class RunState:
 
         def write() -> bool:
             mean = self.scores.mean
-            if self.scores.valid and mean > self.saved_best and outputs.save(BEST, {**state, "saved_best": mean}):
+            if self.scores.full and mean > self.saved_best and outputs.save(BEST, {**state, "saved_best": mean}):
                 self.saved_best = mean
             return outputs.save(LATEST, {**state, "saved_best": self.saved_best})
 

@@ -102,7 +102,6 @@ def test_trainer_resumes_native_environments_with_new_episodes(tmp_path, capsys)
     state = run(tmp_path / "run", flags, [80, 160])
     assert state["env_steps"] == 160
     assert "resumed at 80 env_steps; every environment starts a new episode" in capsys.readouterr().out
-    assert state["scores"]["valid_from"] == 4  # none of their first episodes decides alone whether a target is met
 
 
 @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "CartPole-v1"])
