@@ -5,6 +5,7 @@ Pure mathematics on `[B]` tensors; nothing of ours is imported here.
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -89,6 +90,18 @@ def a2c_loss(
     clip_fraction = (unclipped > 1.0).float().mean()
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
+    trial = dict(part.split("=") for part in os.environ.get("TRIAL", "").split(";") if part)
+    if trial:
+        weighted = advantage
+        if "norm" in trial:
+            weighted = (advantage - advantage.mean()) / advantage.std().clamp(min=float(trial["norm"]))
+        if "ppo" in trial:
+            clip = float(trial["ppo"])
+            before = log_prob.detach() if behaviour_log_probs is None else behaviour_log_probs.detach()
+            free = (log_prob - before).exp()
+            policy = -torch.minimum(weighted * free, weighted * free.clamp(1 - clip, 1 + clip)).mean()
+        else:
+            policy = -(ratio * weighted * guarded).mean()
     value = F.mse_loss(values, returns)
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
