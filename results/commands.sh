@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 --keep-policy-every 20000
 
 # The default settings, on both cores.
-a2c compare runs/results/default --preset default --seeds 210..214 --keep-policy-every 20000
+a2c compare runs/results/default --preset default --seeds 250..254 --keep-policy-every 20000
 
 # pong-fast without reuse: each rollout is learned from once.
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
