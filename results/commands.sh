@@ -11,7 +11,7 @@ set -e
 cd "$(dirname "$0")/.."
 
 # pong-fast, with seeds that were not used to choose its settings.
-a2c compare runs/results/pong-fast --preset pong-fast --seeds 140..149 --jobs 2 --keep-policy-every 20000
+a2c compare runs/results/pong-fast --preset pong-fast --seeds 270..279 --jobs 2 --keep-policy-every 20000
 
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 250..254 --keep-policy-every 20000
@@ -21,7 +21,7 @@ a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 240..244 --jobs 2 --keep-policy-every 20000
-a2c compare runs/results/lstm --preset lstm --seeds 230..234 --jobs 2
+a2c compare runs/results/lstm --preset lstm --seeds 260..264 --jobs 2 --keep-policy-every 20000
 
 # One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
