@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+import os
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from a2c.update import (
 )
 
 StepFunction = Callable[[Minibatch, int, bool, float], tuple[Gradients, Tensor]]
+TRIAL = dict(x.split("=") if "=" in x else (x, "1") for x in os.environ.get("A2C_TRIAL", "").split(",") if x)
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -103,6 +105,9 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
+        if "adamrel" in TRIAL:
+            for moment in self.optimizer.state.values():
+                moment["step"].zero_()
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
@@ -133,7 +138,7 @@ class Learner:
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
-        for _ in range(config.epochs):
+        for epoch in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
@@ -144,9 +149,19 @@ class Learner:
                 own = [ranks.own(part, num_envs) for part in parts]
                 order = torch.from_numpy(np.concatenate(own))
                 indices = torch.split(to_device(order, rollout.obs.device), [len(part) for part in own])
-                minibatches = rollout.shuffled(
-                    self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip
-                )
+                gamma, lam = config.gamma, config.gae_lambda
+                if "gamma0" in TRIAL:  # from gamma0 to gamma over the first G decisions, log of 1 - gamma linear
+                    share = min(1.0, self.env_steps / float(TRIAL.get("gsteps", "200000")))
+                    gamma = 1 - (1 - float(TRIAL["gamma0"])) ** (1 - share) * (1 - gamma) ** share
+                if "lam0" in TRIAL:
+                    share = min(1.0, self.env_steps / float(TRIAL.get("lsteps", "200000")))
+                    lam = 1 - (1 - float(TRIAL["lam0"])) ** (1 - share) * (1 - lam) ** share
+                if "recompute" in TRIAL and epoch > 0:
+                    def value(obs: Tensor) -> Tensor:
+                        with torch.no_grad():
+                            return self.replica(obs.flatten(0, 1))[1].float().view(obs.shape[:2])
+                    rollout.values = torch.cat(self.compute.map(value, rollout.obs.tensor_split(4)))
+                minibatches = rollout.shuffled(self.replica, indices, gamma, lam, config.reward_clip)
                 yield from zip(minibatches, map(len, parts), strict=True)
 
     def take_step(

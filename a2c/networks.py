@@ -8,6 +8,7 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -85,6 +86,13 @@ class SharedA2C(nn.Module):
     ) -> None:
         super().__init__()
         convolutions, units = self.KINDS[kind]
+        trial = os.environ.get("A2C_TRIAL", "").split(",")
+        if "wide" in trial:
+            convolutions, units = ((32, 4, 2), (64, 4, 2)), 256
+        if "units512" in trial:
+            units = 512
+        if "deep" in trial:
+            convolutions = ((16, 4, 2), (32, 4, 2), (32, 3, 1))
         self.normalizer = normalizer
         self.conv = nn.Sequential()
         channels = input_shape[0]
@@ -94,10 +102,18 @@ class SharedA2C(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(conv_features(self.conv, input_shape), units), nn.ReLU())
         self.policy = OutputLayer(units, n_actions)
         self.value = OutputLayer(units, 1)
+        self.apart = "apart" in trial
+        if self.apart:
+            self.policy = nn.Sequential(self.hidden, self.policy)
+            features = conv_features(self.conv, input_shape)
+            self.value = nn.Sequential(nn.Linear(features, units), nn.ReLU(), self.value)
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
+        if self.apart:
+            features = flat_features(obs, self)
+            return self.policy(features), self.value(features)
         hidden = self.hidden(flat_features(obs, self))
         return self.policy(hidden), self.value(hidden)
 
