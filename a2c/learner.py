@@ -105,6 +105,11 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
+        share = min(1.0, self.__dict__.get("mse", 1.0) / float(TRIAL.get("mse0", "0.0225")))
+        if "advent" in TRIAL:
+            self.entropy_coef = self.config.entropy_coef * max(self.config.entropy_final, share)
+        if "advlr" in TRIAL:
+            set_learning_rate(self.optimizer, self.config.learning_rate * max(self.config.lr_final, share))
         if "adamrel" in TRIAL:
             for moment in self.optimizer.state.values():
                 moment["step"].zero_()
@@ -119,6 +124,8 @@ class Learner:
             done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
         check_steps(done, self.net, self.updates)
+        mse = float(torch.stack([result.loss.value for result, _ in done[: max(1, len(done) // 3)]]).mean())
+        self.mse = 0.8 * self.__dict__.get("mse", mse) + 0.2 * mse
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
         if self.config.network == "custom":  # forward passes may have changed its buffers; a2c's own are equal
