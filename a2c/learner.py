@@ -113,6 +113,9 @@ class Learner:
         if "adamrel" in TRIAL:
             for moment in self.optimizer.state.values():
                 moment["step"].zero_()
+        factor = self.__dict__.get("factor", 1.0)
+        if "klmse" in TRIAL or "kl" in TRIAL:
+            set_learning_rate(self.optimizer, self.config.learning_rate * factor)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
@@ -125,6 +128,13 @@ class Learner:
             self.updates = count() if count else self.updates + 1
         check_steps(done, self.net, self.updates)
         mse = float(torch.stack([result.loss.value for result, _ in done[: max(1, len(done) // 3)]]).mean())
+        kl = float(torch.stack([result.loss.approx_kl for result, _ in done[-max(1, len(done) // 3) :]]).mean())
+        if "klmse" in TRIAL or "kl" in TRIAL:
+            target = float(TRIAL["kl"]) if "kl" in TRIAL else float(TRIAL["klmse"]) * self.__dict__.get("mse", mse)
+            change = min(1.25, max(0.8, (target / max(kl, 1e-6)) ** 0.25))
+            self.factor = min(float(TRIAL.get("fmax", "1")), max(float(TRIAL.get("fmin", "0.05")), factor * change))
+            with open(self.config.run_dir / "trial.csv", "a") as file:
+                print(self.env_steps, self.factor, kl, target, self.entropy_coef, sep=",", file=file)
         self.mse = 0.8 * self.__dict__.get("mse", mse) + 0.2 * mse
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
