@@ -105,7 +105,7 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        share = min(1.0, self.__dict__.get("mse", 1.0) / float(TRIAL.get("mse0", "0.0225")))
+        share = min(1.0, self.__dict__.get("mse", 1.0) / float(TRIAL.get("mse0", "0.0225"))) ** float(TRIAL.get("power", "1"))
         if "advent" in TRIAL:
             self.entropy_coef = self.config.entropy_coef * max(self.config.entropy_final, share)
         if "advlr" in TRIAL:
@@ -116,6 +116,9 @@ class Learner:
         factor = self.__dict__.get("factor", 1.0)
         if "klmse" in TRIAL or "kl" in TRIAL:
             set_learning_rate(self.optimizer, self.config.learning_rate * factor)
+            if "cap" in TRIAL:
+                factor = min(factor, learning_rate(self.config, self.env_steps) / self.config.learning_rate)
+                set_learning_rate(self.optimizer, self.config.learning_rate * factor)
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
@@ -130,7 +133,7 @@ class Learner:
         mse = float(torch.stack([result.loss.value for result, _ in done[: max(1, len(done) // 3)]]).mean())
         kl = float(torch.stack([result.loss.approx_kl for result, _ in done[-max(1, len(done) // 3) :]]).mean())
         if "klmse" in TRIAL or "kl" in TRIAL:
-            target = float(TRIAL["kl"]) if "kl" in TRIAL else float(TRIAL["klmse"]) * self.__dict__.get("mse", mse)
+            target = float(TRIAL["kl"]) if "kl" in TRIAL else float(TRIAL["klmse"]) * 0.05 * (self.__dict__.get("mse", mse) / 0.05) ** float(TRIAL.get("power", "1"))
             change = min(1.25, max(0.8, (target / max(kl, 1e-6)) ** 0.25))
             self.factor = min(float(TRIAL.get("fmax", "1")), max(float(TRIAL.get("fmin", "0.05")), factor * change))
             with open(self.config.run_dir / "trial.csv", "a") as file:
