@@ -133,7 +133,9 @@ class Learner:
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
-        for _ in range(config.epochs):
+        for epoch in range(config.epochs):
+            if epoch:  # the network has changed
+                rollout = rollout.valued_by(self.replica, number, self.compute.map)
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)

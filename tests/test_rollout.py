@@ -4,11 +4,14 @@ from contextlib import closing
 
 import pytest
 import torch
+from experience import random_rollout
 from toys import TinyNet, counting_envs
 
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
+from a2c.networks import LstmA2C, MlpA2C
+from a2c.policy import step
 
 
 @pytest.fixture
@@ -53,3 +56,22 @@ def test_to_copies_all_tensors_but_those_that_stay_on_the_host(collect):
 def test_split_into_more_parts_than_environments_gives_one_each(collect):
     rollout = collect(counting_envs(3, 4))
     assert [part.actions.shape for part in rollout.split(9)] == [(7, 1), (7, 1)]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 9])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_valued_by_asks_the_network_for_every_decision_and_leaves_the_rollout_alone(recurrent, parts):
+    rollout = random_rollout(steps=6, envs=5, seed=1)
+    net = LstmA2C((4,), 3, 7) if recurrent else MlpA2C((4,), 3)
+    rollout.rnn_state = torch.randn(5, 14) if recurrent else torch.empty(5, 0)
+    rollout.obs, rollout.starts[3, 1:3] = rollout.obs / 256, True
+    before = rollout.values.clone()
+    valued = rollout.valued_by(net, parts, map)
+    state, expected = rollout.rnn_state, []
+    with torch.no_grad():
+        for obs, starts in zip(rollout.obs, rollout.starts, strict=True):
+            _, values, state = step(net, obs, state, starts)
+            expected.append(values[:, 0])
+    torch.testing.assert_close(valued.values, torch.stack(expected))
+    assert not valued.values.requires_grad and valued.obs is rollout.obs
+    assert torch.equal(rollout.values, before)

@@ -109,6 +109,11 @@ def test_clipped_step_equals_plain_torch():
     torch.testing.assert_close(flat(net), flat(plain), rtol=1e-4, atol=1e-6)
 
 
+@torch.no_grad()
+def values_now(net, rollout):
+    return net(rollout.obs.flatten(0, 1))[1].view(rollout.actions.shape)
+
+
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_that_acted(epochs):
     config = replace(CONFIG, network="mlp", epochs=epochs, num_minibatches=2, num_envs=10, lr_final=1.0, shuffle=False)
@@ -123,7 +128,10 @@ def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_tha
     assert learner.updates == 2 * epochs and learner.env_steps == 60
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, eps=1e-4)
     ratios = []
-    for half in [*rollout.split(2)] * epochs:
+    for step, half in enumerate([*rollout.split(2)] * epochs):
+        if step % 2 == 0:  # values of the epoch's beginning for both halves
+            values = values_now(plain, rollout) if step else rollout.values
+        half.values = values[:, (step % 2) * 5 : (step % 2) * 5 + 5]
         states, actions, returns = unpack_batch(half, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)
         ratios.append(plain_step(plain, optimizer, states, actions, returns, half.log_probs.flatten()))
     assert ratios[0] == pytest.approx(1.0) and max(ratios[1:]) < 0.9999
@@ -157,6 +165,8 @@ def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beg
     columns = rollout.actions.flatten(), rollout.log_probs.flatten()
     for step, index in enumerate(torch.tensor(places).split(22)):
         if step % 3 == 0:
+            if step:
+                rollout.values = values_now(plain, rollout)
             returns = unpack_batch(rollout, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)[2]
         actions, behaviour = (column[index] for column in columns)
         plain_step(plain, optimizer, everything[index], actions, returns[index], behaviour if step else None)

@@ -19,10 +19,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "pong-fast": {
         "backend": "native",
-        "num_envs": 32,
+        "num_envs": 16,
         "frame_size": 42,
         "network": "small",
-        "rollout_steps": 64,
+        "rollout_steps": 128,
         "num_minibatches": 12,
         "lr_final": 0.15,
         "schedule_end": 0.4,
