@@ -134,7 +134,7 @@ class Learner:
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
         for epoch in range(config.epochs):
-            if epoch:  # the network has changed
+            if epoch:  # the network has changed; cut by minibatches, the parts do not depend on the threads
                 rollout = rollout.valued_by(self.replica, number, self.compute.map)
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):

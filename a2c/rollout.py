@@ -76,7 +76,7 @@ class Rollout:
     terminated: Tensor = _tensor("TN", torch.bool)  # the episode ended with this decision
     truncated: Tensor = _tensor("TN", torch.bool)  # the episode was cut off with this decision
     starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode
-    values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting; see `valued_by`
+    values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting, or by `valued_by`
     log_probs: Tensor = _tensor("TN", torch.float32)  # log-probability of actions[t] when acting
     rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carried into obs[0]
     next_obs: Tensor = _tensor("N*")  # observation after the last decision
@@ -183,7 +183,7 @@ class Rollout:
         return Batch(logits.flatten(0, 1), values.flatten(), self.actions.flatten(), returns.flatten(), behaviour)
 
     def valued_by(self, net: nn.Module, parts: int, map_: Callable[..., Iterable[Tensor]]) -> Rollout:
-        """This rollout with the values of `net` as it is now; `map_` calls a function on each of its `parts`."""
+        """A copy with the values of `net` as it is now; `map_` calls a function on parts, cut by environment."""
         values = map_(lambda part: part._values_by(net), self.split(parts))
         return replace(self, values=torch.cat([*values], dim=1))
 

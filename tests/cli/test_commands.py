@@ -241,7 +241,7 @@ def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
     for args, words in {
         "--help": ["--version", "train", "Train an agent.", "evaluate", "record", "export", "compare"],
         "train --help": ["a2c train", "Learning", "--num-envs 50", "--seed 0", "--help-all"],
-        "train --help-all --preset pong-fast": ["a2c train", "--num-envs", "(default: 32)", "--entropy-hold"],
+        "train --help-all --preset pong-fast": ["a2c train", "--num-envs", "(default: 12)", "--entropy-hold"],
         "evaluate --help": ["a2c evaluate", "PATH", "--episodes"],
         "record --help": ["a2c record", "PATH", "--out"],
         "export --help": ["a2c export", "PATH", "--half"],

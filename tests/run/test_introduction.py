@@ -18,7 +18,7 @@ def test_introduction_of_an_atari_game_says_protocol_algorithm_network_device_an
     assert lines == {
         "run directory": f"{tmp_path / 'a run'}",
         "environment": "PongNoFrameskip-v4 (4x42x42, frame skip 4, sticky actions 0, no-ops 1-30)",
-        "algorithm": "a2c: 32 native environments x 64 steps, 12 minibatches, 3 epochs",
+        "algorithm": "a2c: 16 native environments x 128 steps, 12 minibatches, 3 epochs",
         "network": "small, 674,871 parameters",
         "device": "cpu, float32, 2 threads",
         "length": "1,000,000 decisions, or until the mean of 100 episodes is 18",
