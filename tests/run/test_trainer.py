@@ -148,7 +148,7 @@ def test_trainer_with_the_pong_preset(tmp_path):
     flags = ["--preset", "pong-fast", "--num-envs", "4", "--threads", "2", "--total-env-steps", "160"]
     assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
-    assert (state["env_steps"], state["updates"]) == (256, 12)
+    assert (state["env_steps"], state["updates"]) == (512, 12)
     assert state["network"]["normalizer.count"] > 0 and state["input_shape"] == [4, 42, 42]
     assert not (tmp_path / "run" / "curve.png").exists()  # no episode is finished yet
 
