@@ -42,7 +42,7 @@ def worker_count(config: Config) -> int:
     if config.algorithm == "a2c":
         return 0
     if config.algorithm == "a3c":
-        return config.workers or min(available_cores(), config.num_minibatches)
+        return config.workers or min(available_cores(), config.num_minibatches, config.num_envs)
     return min(config.num_envs, config.workers or 2 * available_cores())
 
 
@@ -55,13 +55,16 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     """Distribute the environments over the workers, those of a3c in whole batches.
 
     A batch has the size of a2c's (`Rollout.split`) on every machine, and there are as many per rollout. So a3c has at
-    most `num_minibatches` workers. Each shuffles the decisions of its own environments.
+    most `num_minibatches` workers. Each shuffles the decisions of its own environments. Where there are more batches
+    than environments, a worker's share of them is that of its environments.
     """
-    batches, seeds, workers = config.num_minibatches, run_seeds(config, env_steps), worker_count(config)
+    batches, envs = config.num_minibatches, config.num_envs
+    seeds, workers = run_seeds(config, env_steps), worker_count(config)
     if config.algorithm == "a3c":
-        edges = split_edges(config.num_envs, batches)
-        dealt = np.array_split(np.arange(batches), workers)
-        shares = [(seeds.envs[edges[own[0]] : edges[own[-1] + 1]], len(own)) for own in dealt]
+        edges, shares = split_edges(envs, min(batches, envs)), []
+        for columns in np.array_split(np.arange(len(edges) - 1), workers):
+            low, high = edges[columns[0]], edges[columns[-1] + 1]
+            shares.append((seeds.envs[low:high], batches * high // envs - batches * low // envs))
     else:  # actors of ga3c learn nothing, its trainer does
         dealt = np.array_split(seeds.envs, workers)
         shares = [(own.tolist(), 1) for own in dealt]

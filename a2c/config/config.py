@@ -73,7 +73,7 @@ class Config:
     rollout_steps: Annotated[int, Range(1, 100_000)] = 32
     """Length of a rollout (steps per environment)."""
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
-    """Minibatches per rollout, one optimiser step each (count; at most num_envs)."""
+    """Minibatches per rollout, one optimiser step each (count; whole windows: at most num_envs)."""
     shuffle: bool = True
     """Learn a rollout's decisions in random order, else whole windows (as lstm and sliding_batch always do)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
@@ -166,7 +166,8 @@ class Config:
         changes = PRESETS[self.preset]
         if changes and all(getattr(self, name) == defaults[name] for name in changes):
             raise ValueError(f"preset must be resolved by Config.from_preset({self.preset!r}), got only default values")
-        object.__setattr__(self, "num_minibatches", min(self.num_minibatches, self.num_envs))
+        most = self.num_envs * (self.rollout_steps if self.shuffle and self.network != "lstm" else 1)
+        object.__setattr__(self, "num_minibatches", min(self.num_minibatches, most))
 
     def to_json(self) -> str:
         """All settings as JSON text, which `from_json` reads back."""

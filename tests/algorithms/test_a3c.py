@@ -17,7 +17,7 @@ import torch
 from toys import has_rows, same, spaces, wait_for
 
 from a2c.algorithms.a3c import A3C
-from a2c.algorithms.worker_tasks import make_tasks
+from a2c.algorithms.worker_tasks import make_tasks, worker_count
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
 from a2c.collector import Collector
@@ -33,7 +33,7 @@ from a2c.run.trainer import ALGORITHMS, Trainer
 from a2c.tools.evaluate import evaluate
 
 CARTPOLE = ["--preset", "cartpole", "--num-envs", "4", "--log-every", "1e-6", "--no-progress", "--env-timeout", "5"]
-PONG = ["--preset", "pong-fast", "--backend", "sync", "--no-progress", "--rollout-steps", "5"]
+PONG = ["--preset", "pong-fast", "--backend", "sync", "--no-progress", "--rollout-steps", "5", "--num-minibatches", "2"]
 ONE = {
     "cartpole, one environment": [*CARTPOLE, "--num-envs", "1", "--total-env-steps", "640"],
     "cartpole, sixteen": [*CARTPOLE, "--num-envs", "16", "--total-env-steps", "2048"],  # enough for two threads
@@ -99,6 +99,22 @@ def test_make_tasks_gives_a3c_workers_the_batches_of_a2c(num_envs, batches):
         assert len(parts) == workers
         assert sorted(size for part in parts for size in sizes(part.config)) == sorted(sizes(config))
         assert [seed for part in parts for seed in part.seeds] == run_seeds(config).envs
+
+
+@pytest.mark.parametrize(("num_envs", "batches"), [(4, 10), (3, 32), (16, 32), (7, 8)])
+def test_make_tasks_shares_more_batches_than_environments(num_envs, batches):
+    config = Config(num_envs=num_envs, num_minibatches=batches, algorithm="a3c")
+    for workers in range(1, num_envs + 1):
+        parts = make_tasks(replace(config, workers=workers), 0)
+        assert [seed for part in parts for seed in part.seeds] == run_seeds(config).envs
+        assert sum(part.config.num_minibatches for part in parts) == batches
+        for part in parts:
+            assert abs(part.config.num_minibatches - batches * len(part.seeds) / num_envs) < 1
+
+
+def test_worker_count_of_a3c_is_at_most_the_environments(monkeypatch):
+    monkeypatch.setattr("a2c.algorithms.worker_tasks.available_cores", lambda: 64)
+    assert worker_count(Config(num_envs=4, num_minibatches=10, algorithm="a3c")) == 4
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,8 @@ def test_config_accepts_the_ends_of_a_range(name):
     for value in (RANGES[name].low, RANGES[name].high):
         if name not in OPEN or value != RANGES[name].low:
             kept = getattr(Config(**{name: value, **rest}), name)
-            assert kept == (min(value, Config.num_envs) if name == "num_minibatches" else value)
+            most = Config.num_envs * Config.rollout_steps if name == "num_minibatches" else value
+            assert kept == min(value, most)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
@@ -134,8 +135,10 @@ def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
         Config(**good | wrong)
 
 
-def test_config_limits_num_minibatches_to_num_envs():
-    assert Config(num_envs=3).num_minibatches == 3
+@pytest.mark.parametrize(("changes", "most"), [({}, 12), ({"shuffle": False}, 3), ({"network": "lstm"}, 3)], ids=str)
+def test_config_limits_num_minibatches_to_the_decisions_or_windows_of_a_rollout(changes, most):
+    assert Config(num_envs=3, rollout_steps=4, num_minibatches=11, **changes).num_minibatches == min(11, most)
+    assert Config(num_envs=3, rollout_steps=4, num_minibatches=13, **changes).num_minibatches == most
 
 
 @pytest.mark.parametrize("name", PRESETS)
