@@ -14,12 +14,12 @@ HELPERS = str(Path(__file__).parent)  # where an environment that is named in a 
 TRAIN_PY = Path(a2c.__file__).parent.parent / "train.py"
 TIMED = {"seconds", "speed", "share_env", "share_act", "share_learn"}  # columns that hold wall time
 TINY = ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "4", "--threads", "1", "--precision", "float32"]
-TINY += ["--rollout-steps", "20", "--epochs", "1"]
+TINY += ["--rollout-steps", "20", "--num-minibatches", "4", "--epochs", "1"]
 
 
 def tiny(run_dir, **changes):
     settings = {"env": "CartPole-v1", "backend": "sync", "num_envs": 4, "threads": 1, "precision": "float32"}
-    settings |= {"rollout_steps": 20, "epochs": 1, "total_env_steps": 480}
+    settings |= {"rollout_steps": 20, "num_minibatches": 4, "epochs": 1, "total_env_steps": 480}
     return Config(**settings | {"run_dir": run_dir, "progress": False} | changes)
 
 
