@@ -33,7 +33,7 @@ class Config:
     algorithm: AlgorithmName = "a2c"
     """a2c: collect, then learn; a3c: workers that share one network; ga3c: actors, a predictor and a trainer."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Worker processes of a3c (at most num_minibatches) or actors of ga3c (count; 0 = 1 per core, 2 for ga3c)."""
+    """Workers of a3c (at most num_minibatches, and num_envs) or actors of ga3c (count; 0 = 1 per core, 2 for ga3c)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"

@@ -80,12 +80,12 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(
             f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
         )
-    most = min(config.num_minibatches, config.num_envs)
-    if config.algorithm == "a3c" and config.workers > most:
-        raise ValueError(
-            f"workers must be at most num_minibatches ({most}) for algorithm a3c, where each learns whole minibatches, "
-            f"got {config.workers}: raise num_minibatches or num_envs"
-        )
+    for name in ("num_minibatches", "num_envs"):
+        if config.algorithm == "a3c" and config.workers > (most := getattr(config, name)):
+            raise ValueError(
+                f"workers must be at most {name} ({most}) for algorithm a3c, where each learns minibatches of its own "
+                f"environments, got {config.workers}: raise {name}"
+            )
     if config.crop and config.backend == "native":
         raise ValueError("crop must be off for backend native, which always scales the whole screen, got True")
 

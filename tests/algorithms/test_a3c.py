@@ -139,11 +139,13 @@ def test_the_size_of_a_minibatch_does_not_depend_on_the_machine(name, cores, wor
         assert size == own if name == "a3c" else own <= size < 2 * own  # ga3c: never smaller
 
 
-def test_config_refuses_more_a3c_workers_than_batches(capsys):
-    assert cli.train([*CARTPOLE, "--algorithm", "a3c", "--workers", "5"]) == 2
+@pytest.mark.parametrize(("name", "flags"), [("num_minibatches", ["--num-minibatches", "4"]), ("num_envs", [])])
+def test_config_refuses_more_a3c_workers_than_batches_or_environments(name, flags, capsys):
+    flags = [*CARTPOLE, "--shuffle", *(flags and ["--num-envs", "8"]), *flags]
+    assert cli.train([*flags, "--algorithm", "a3c", "--workers", "5"]) == 2
     err = capsys.readouterr().err
-    assert "workers must be at most num_minibatches (4) for algorithm a3c" in err and "got 5" in err
-    assert "raise num_minibatches or num_envs" in err and err.count("\n") == 1
+    assert f"workers must be at most {name} (4) for algorithm a3c" in err and "got 5" in err
+    assert f"raise {name}" in err and err.count("\n") == 1
 
 
 def test_run_worker_copies_gradients_and_never_accumulates_them():
