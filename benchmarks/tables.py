@@ -198,6 +198,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
         "games": (games, GAMES),
+        "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "strict": (learning, ["strict"]),
         "family": (learning, ["family"]),
@@ -210,7 +211,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
     "docs/learning.md": {
         "trials": (trials, ["trials.csv"]),
         "sticky": (sticky_trials, ["sticky-trials.csv"]),
-        "search": (search, ["pong-fast", "default", "strict", "family", "lstm", "search-*"]),
+        "search": (search, ["pong-fast", "pong-fast-two-cores", "default", "strict", "family", "lstm", "search-*"]),
     },
 }
 

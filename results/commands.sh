@@ -13,15 +13,18 @@ cd "$(dirname "$0")/.."
 # pong-fast, with seeds that were not used to choose its settings.
 a2c compare runs/results/pong-fast --preset pong-fast --seeds 270..279 --jobs 2 --keep-policy-every 20000
 
+# The same on both cores, for the wall time.
+a2c compare runs/results/pong-fast-two-cores --preset pong-fast --seeds 280..284 --keep-policy-every 20000
+
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 250..254 --keep-policy-every 20000
 
-# pong-fast without reuse: each rollout is learned from once. At the commits of `strict` and `family`, pong-fast had
-# 32 environments of 64 steps: today's commands for the same runs have --num-envs 32 --rollout-steps 64, too.
+# pong-fast without reuse: each rollout is learned from once. At the commit of these runs, pong-fast had 32 environments
+# of 64 steps: today's command for them has --num-envs 32 --rollout-steps 64, too.
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
-a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 240..244 --jobs 2 --keep-policy-every 20000
+a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 245..249 --jobs 2 --keep-policy-every 20000
 a2c compare runs/results/lstm --preset lstm --seeds 260..264 --jobs 2 --keep-policy-every 20000
 
 # One setting for all games: one seed each, 10 million decisions or fewer.
