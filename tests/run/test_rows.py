@@ -50,7 +50,7 @@ def test_recovery_removes_the_rows_of_episodes_that_are_replayed(algorithm, tmp_
     assert whole.run().exit_code == 0 and not kill_at
     state = load_checkpoint(run_dir / "latest.pt")
     played = lengths(run_dir)
-    assert len(played) == whole.scores.episodes == state["scores"]["episodes"] > 100
+    assert len(played) == whole.scores.episodes == state["scores"]["episodes"] > 20
     assert sum(played) <= state["env_steps"]  # no decision counts in two rows
 
 
