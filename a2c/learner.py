@@ -137,7 +137,7 @@ class Learner:
             if epoch:  # the network has changed; cut by minibatches, the parts do not depend on the threads
                 rollout = rollout.valued_by(self.replica, number, self.compute.map)
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
-                for low, high in pairwise(split_edges(num_envs, min(number, num_envs))):
+                for low, high in pairwise(split_edges(num_envs, number)):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.

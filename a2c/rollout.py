@@ -118,7 +118,7 @@ class Rollout:
     def split(self, parts: int) -> list[Rollout]:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
         envs = self.actions.shape[1]
-        return [self.slice_envs(low, high) for low, high in pairwise(split_edges(envs, min(parts, envs)))]
+        return [self.slice_envs(low, high) for low, high in pairwise(split_edges(envs, parts))]
 
     def shuffled(
         self, net: nn.Module, indices: Sequence[Tensor], gamma: float, gae_lambda: float, reward_clip: float
@@ -211,7 +211,8 @@ class Rollout:
 
 
 def split_edges(envs: int, parts: int) -> list[int]:
-    """Where `envs` columns are cut into parts of almost equal size: part i has columns `edges[i]` to `edges[i + 1]`."""
+    """Where `envs` columns are cut into at most `parts` of almost equal size; part i: `edges[i]` to `edges[i + 1]`."""
+    parts = min(parts, envs)
     return [-(-i * envs // parts) for i in range(parts + 1)]
 
 

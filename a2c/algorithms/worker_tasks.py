@@ -62,7 +62,7 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     batches, envs = config.num_minibatches, config.num_envs
     seeds, workers = run_seeds(config, env_steps), worker_count(config)
     if config.algorithm == "a3c":
-        edges, shares = split_edges(envs, min(batches, envs)), []
+        edges, shares = split_edges(envs, batches), []
         for columns in np.array_split(np.arange(len(edges) - 1), workers):
             low, high = edges[columns[0]], edges[columns[-1] + 1]
             shares.append((seeds.envs[low:high], batches * high // envs - batches * low // envs))

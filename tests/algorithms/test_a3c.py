@@ -139,9 +139,9 @@ def test_the_size_of_a_minibatch_does_not_depend_on_the_machine(name, cores, wor
         assert size == own if name == "a3c" else own <= size < 2 * own  # ga3c: never smaller
 
 
-@pytest.mark.parametrize(("name", "flags"), [("num_minibatches", ["--num-minibatches", "4"]), ("num_envs", [])])
-def test_config_refuses_more_a3c_workers_than_batches_or_environments(name, flags, capsys):
-    flags = [*CARTPOLE, "--shuffle", *(flags and ["--num-envs", "8"]), *flags]
+@pytest.mark.parametrize(("name", "envs", "batches"), [("num_minibatches", 8, 4), ("num_envs", 4, 8)])
+def test_config_refuses_more_a3c_workers_than_batches_or_environments(name, envs, batches, capsys):
+    flags = [*CARTPOLE, "--shuffle", "--num-envs", str(envs), "--num-minibatches", str(batches)]
     assert cli.train([*flags, "--algorithm", "a3c", "--workers", "5"]) == 2
     err = capsys.readouterr().err
     assert f"workers must be at most {name} (4) for algorithm a3c" in err and "got 5" in err
