@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from disks import FULL, Disk
@@ -230,6 +231,8 @@ def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
 def test_curve_is_drawn_at_checkpoints_but_not_at_every_one(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(outputs, "draw_curve", lambda run_dir, title, target: drawn.append(title))
+    # A clock that stands still: a slow moment of the machine would count as drawing, and put off the next one.
+    monkeypatch.setattr(outputs, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     for every, times in ((3600.0, 1), (0.0, 7)):  # the run begins with a checkpoint, five are within it
         drawn.clear()
         monkeypatch.setattr(outputs, "CURVE_EVERY", every)
