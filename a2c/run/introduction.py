@@ -14,6 +14,7 @@ from a2c.config.config import Config
 from a2c.envs.atari import sticky_probability
 from a2c.envs.single import Spaces, find_spec
 from a2c.metrics.text import format_number
+from a2c.policy import initial_state
 
 HAS_PAGE = all(find_module(name) is not None for name in ("jinja2", "plotly"))  # of `a2c watch`
 HAS_BOARD = find_module("tensorboard") is not None
@@ -25,7 +26,7 @@ def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Comput
     lines = {
         "run directory": str(run_dir),
         "environment": f"{config.env} ({_protocol(config, spaces)})",
-        "algorithm": f"{config.algorithm}: {_workers(config)}{_rollouts(config)}",
+        "algorithm": f"{config.algorithm}: {_workers(config)}{_rollouts(config, net)}",
         "network": f"{config.network}, {parameters:,} parameters",
         "device": f"{compute.device}, {compute.precision_name}, {_count(compute.threads, 'thread')}{_ranks(compute)}",
         "length": _length(config),
@@ -62,14 +63,16 @@ def _workers(config: Config) -> str:
     return _count(worker_count(config), "worker" if config.algorithm == "a3c" else "actor") + ", "
 
 
-def _rollouts(config: Config) -> str:
+def _rollouts(config: Config, net: nn.Module) -> str:
     """How much is collected at a time, and how it is learned."""
     backend = config.backend if config.algorithm == "a2c" else worker_backend(config)
     environments = _count(config.num_envs, f"{backend} environment")
     rollouts = f"{environments} x {_count(config.rollout_steps, 'step')}"
     if config.sliding_batch:
         return f"{rollouts}, windows in batches of {config.sliding_batch}"
-    return f"{rollouts}, {_count(config.num_minibatches, 'minibatch', 'es')}, {_count(config.epochs, 'epoch')}"
+    whole_windows = initial_state(net, 1).shape[1] > 0  # the config does not know a network of one's own
+    minibatches = min(config.num_minibatches, config.num_envs) if whole_windows else config.num_minibatches
+    return f"{rollouts}, {_count(minibatches, 'minibatch', 'es')}, {_count(config.epochs, 'epoch')}"
 
 
 def _length(config: Config) -> str:

@@ -183,6 +183,14 @@ def test_own_network_learns_resumes_and_plays(tmp_path, network, algorithm):
     assert a2c.evaluate(tmp_path / "run", 2, network=network).shape == (2,)
 
 
+@pytest.mark.parametrize(("network", "number"), [(TwoLayers, 40), (Recurrent, 4)])
+def test_introduction_says_how_many_minibatches_an_own_network_learns(tmp_path, network, number):
+    trainer = a2c.Trainer(tiny(tmp_path / "run", num_minibatches=40, total_env_steps=80), network=network)
+    assert f"4 sync environments x 20 steps, {number} minibatches, 1 epoch" in "\n".join(trainer.introduction())
+    trainer.run()
+    assert trainer.learner.updates == number  # of one rollout: 4 environments have 4 whole windows
+
+
 def test_own_network_continues_bit_for_bit(tmp_path):
     a2c.Trainer(tiny(tmp_path / "run", stop_after=240), network=TwoLayers).run()
     a2c.Trainer.resume(tmp_path / "run", network=TwoLayers).run()
