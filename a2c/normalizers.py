@@ -48,7 +48,8 @@ class PixelNorm(nn.Module):
         if obs.ndim == 4 and not obs.is_contiguous():
             # Channels innermost: loops run over whole frames, not over 4 channels, with statistics in the same order.
             mean, scale = (x.expand_as(obs[:1]).contiguous(memory_format=torch.channels_last) for x in (mean, scale))
-        return obs.to(torch.float32, copy=True).sub_(mean).mul_(scale).asinh_()
+        scaled = obs.to(torch.float32, copy=True).sub_(mean).mul_(scale)
+        return scaled.div_(scaled.abs().div_(self.CLIP).add_(1.0))
 
     @torch.no_grad()
     def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
