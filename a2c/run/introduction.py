@@ -70,8 +70,8 @@ def _rollouts(config: Config, net: nn.Module) -> str:
     rollouts = f"{environments} x {_count(config.rollout_steps, 'step')}"
     if config.sliding_batch:
         return f"{rollouts}, windows in batches of {config.sliding_batch}"
-    whole_windows = initial_state(net, 1).shape[1] > 0  # the config does not know a network of one's own
-    minibatches = min(config.num_minibatches, config.num_envs) if whole_windows else config.num_minibatches
+    recurrent = initial_state(net, 1).shape[1] > 0  # whole windows; the config does not know one's own networks
+    minibatches = min(config.num_minibatches, config.num_envs) if recurrent else config.num_minibatches
     return f"{rollouts}, {_count(minibatches, 'minibatch', 'es')}, {_count(config.epochs, 'epoch')}"
 
 
