@@ -14,7 +14,6 @@ from a2c.config.config import Config
 from a2c.envs.atari import sticky_probability
 from a2c.envs.single import Spaces, find_spec
 from a2c.metrics.text import format_number
-from a2c.policy import initial_state
 
 HAS_PAGE = all(find_module(name) is not None for name in ("jinja2", "plotly"))  # of `a2c watch`
 HAS_BOARD = find_module("tensorboard") is not None
@@ -70,7 +69,7 @@ def _rollouts(config: Config, net: nn.Module) -> str:
     rollouts = f"{environments} x {_count(config.rollout_steps, 'step')}"
     if config.sliding_batch:
         return f"{rollouts}, windows in batches of {config.sliding_batch}"
-    recurrent = initial_state(net, 1).shape[1] > 0  # whole windows; the config does not know one's own networks
+    recurrent = getattr(net, "rnn_state_size", 0) > 0  # whole windows; the config does not know one's own networks
     minibatches = min(config.num_minibatches, config.num_envs) if recurrent else config.num_minibatches
     return f"{rollouts}, {_count(minibatches, 'minibatch', 'es')}, {_count(config.epochs, 'epoch')}"
 
