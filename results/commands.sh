@@ -17,7 +17,7 @@ a2c compare runs/results/pong-fast --preset pong-fast --seeds 270..279 --jobs 2 
 a2c compare runs/results/pong-fast-two-cores --preset pong-fast --seeds 280..284 --keep-policy-every 20000
 
 # The default settings, on both cores.
-a2c compare runs/results/default --preset default --seeds 250..254 --keep-policy-every 20000
+a2c compare runs/results/default --preset default --seeds 290..294 --keep-policy-every 20000
 
 # pong-fast without reuse: each rollout is learned from once. At the commit of these runs, pong-fast had 32 environments
 # of 64 steps: today's command for them has --num-envs 32 --rollout-steps 64, too.
