@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from a2c.compute.ranks import Ranks
 
 ALONE = Ranks()
+import os
+TRIAL = os.environ.get("TRIAL", "").split(",") if os.environ.get("TRIAL") else None  # DIVISOR,CLIP
+CLIP = float(TRIAL[1]) if TRIAL else 5.0
 
 
 class PixelNorm(nn.Module):
@@ -44,11 +47,13 @@ class PixelNorm(nn.Module):
         """`[..., H, W]` (or `[..., C, H, W]`) pixels 0..255 to the same shape, float32 in -5..5."""
         # +1: one grey level of noise, so that a constant pixel stays quiet.
         scale = self.var.float().add_(1.0).rsqrt_()
+        if TRIAL:
+            scale = (self.var.mean().float() + 1.0).rsqrt().mul(1.0 / float(TRIAL[0])).expand_as(scale)
         mean = self.mean.float()
         if obs.ndim == 4 and not obs.is_contiguous():
             # Channels innermost: loops run over whole frames, not over 4 channels, with statistics in the same order.
             mean, scale = (x.expand_as(obs[:1]).contiguous(memory_format=torch.channels_last) for x in (mean, scale))
-        return obs.to(torch.float32, copy=True).sub_(mean).mul_(scale).clamp_(-self.CLIP, self.CLIP)
+        return obs.to(torch.float32, copy=True).sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
 
     @torch.no_grad()
     def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
