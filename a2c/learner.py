@@ -30,8 +30,7 @@ from a2c.update import (
     sum_gradients,
 )
 
-StepResult = tuple[Gradients, Tensor]  # what a step was taken by, and the gradient's norm before the clip
-StepFunction = Callable[[Minibatch, int, bool, float], StepResult]
+StepFunction = Callable[[Minibatch, int, bool, float], tuple[Gradients, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -83,7 +82,7 @@ class Learner:
         self.env_steps = self.updates = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
-        self.last_update: StepResult | None = None
+        self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
         self.step: StepFunction = self.take_step
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
 
@@ -104,10 +103,10 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        done: list[StepResult] = []
+        done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
-            dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches, done)
+            dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches)
         else:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
@@ -126,20 +125,21 @@ class Learner:
         """Decisions of the whole rollout, of which this rank may have a part."""
         return len(rollout) if self.compute.ranks.size == 1 else len(rollout.obs) * self.config.num_envs
 
-    def _minibatches(self, rollout: Rollout, number: int, done: list[StepResult]) -> Iterator[tuple[Minibatch, int]]:
+    def _minibatches(self, rollout: Rollout, number: int) -> Iterator[tuple[Minibatch, int]]:
         """The whole rollout in each epoch: its decisions in random order, or the windows of its environments.
 
         The order is that of all ranks' environments together; each rank has its own part of every minibatch. Yields
-        at most `number` of them with their sizes on all ranks together. `done`: the steps so far, which value the
-        decisions for the next epoch.
+        at most `number` of them with their sizes on all ranks together.
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
-        for _ in range(config.epochs):
+        for epoch in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, number)):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
+                if epoch:  # the network has changed; cut by minibatches, the parts do not depend on the threads
+                    rollout = rollout.valued_by(self.replica, number, self.compute.map)
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
                 decisions = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
                 parts = np.array_split(decisions, min(number, len(decisions)))
@@ -150,9 +150,10 @@ class Learner:
                     self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip
                 )
                 yield from zip(minibatches, map(len, parts), strict=True)
-                rollout = rollout.with_values(indices, [result.sample_values for result, _ in done[-len(parts) :]])
 
-    def take_step(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor) -> StepResult:
+    def take_step(
+        self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
+    ) -> tuple[Gradients, Tensor]:
         """One optimiser step on `minibatch`, this rank's part of `size` samples.
 
         Returns the terms of all of them, and the gradient's norm before the clip.

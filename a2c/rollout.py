@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ class Rollout:
     terminated: Tensor = _tensor("TN", torch.bool)  # the episode ended with this decision
     truncated: Tensor = _tensor("TN", torch.bool)  # the episode was cut off with this decision
     starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode
-    values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting, or when learned from last
+    values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting, or by `valued_by`
     log_probs: Tensor = _tensor("TN", torch.float32)  # log-probability of actions[t] when acting
     rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carried into obs[0]
     next_obs: Tensor = _tensor("N*")  # observation after the last decision
@@ -183,10 +183,14 @@ class Rollout:
         behaviour = self.log_probs.flatten() if off_policy else None
         return Batch(logits.flatten(0, 1), values.flatten(), self.actions.flatten(), returns.flatten(), behaviour)
 
-    def with_values(self, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Rollout:
-        """A copy whose decisions `t * N + n` of each of `indices [B]` have the `values [B]`."""
-        flat = self.values.flatten().index_copy(0, torch.cat([*indices]), torch.cat([*values]))
-        return replace(self, values=flat.view_as(self.values))
+    def valued_by(self, net: nn.Module, parts: int, map_: Callable[..., Iterable[Tensor]]) -> Rollout:
+        """A copy with the values of `net` as it is now; `map_` calls a function on parts, cut by environment."""
+        values = map_(lambda part: part._values_by(net), self.split(parts))
+        return replace(self, values=torch.cat([*values], dim=1))
+
+    @torch.no_grad()  # which holds for one thread: `map_` may use others
+    def _values_by(self, net: nn.Module) -> Tensor:
+        return replay(net, self.obs, self.starts, self.rnn_state)[1].float()  # [T, N]
 
     @torch.no_grad()
     def returns(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:

@@ -39,7 +39,6 @@ class Gradients(NamedTuple):
     returns: Tensor
     squared_returns: Tensor
     values: Tensor
-    sample_values: Tensor  # [B] float32, of each sample before the step, shard after shard; of this rank alone
 
 
 def compute_gradients(
@@ -71,26 +70,21 @@ def compute_gradients(
     def mean(terms: Sequence[Tensor]) -> Tensor:
         return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
 
-    gradients, losses, returns, squares, values = zip(*results, strict=True)
+    gradients, losses, *others = zip(*results, strict=True)
     loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
-    means = mean(returns), mean(squares), mean([part.mean() for part in values])
-    return Gradients(list(zip(*gradients, strict=True)), loss, *means, torch.cat(values))
+    return Gradients(list(zip(*gradients, strict=True)), loss, *map(mean, others))
 
 
 def _no_gradients(net: nn.Module, compute: Compute) -> Gradients:
     zero = torch.zeros((), device=compute.device)
     loss = A2CLoss(*[zero] * len(A2CLoss._fields))
-    gradients = [(torch.zeros_like(parameter),) for parameter in net.parameters()]
-    return Gradients(gradients, loss, zero, zero, zero, zero.new_empty(0))
+    return Gradients([(torch.zeros_like(parameter),) for parameter in net.parameters()], loss, zero, zero, zero)
 
 
 def _shard_gradients(
     net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float | Tensor
 ) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
-    """Gradients, times `weight`, terms of a shard's mean loss, and its values.
-
-    Leaves `.grad` alone: threads run this at once.
-    """
+    """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
     loss = a2c_loss(
         batch.logits,
@@ -105,7 +99,7 @@ def _shard_gradients(
     gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
     returns = batch.returns
-    return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float()
+    return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float().mean()
 
 
 def sum_gradients(net: nn.Module, result: Gradients, ranks: Ranks, share: float = 1.0) -> Gradients:
@@ -124,14 +118,14 @@ def sum_gradients(net: nn.Module, result: Gradients, ranks: Ranks, share: float 
 
 def _sum_over_ranks(net: nn.Module, result: Gradients, ranks: Ranks, share: float) -> Gradients:
     """One all-reduce of everything, gradients and terms, as one vector."""
-    terms = [*result.loss, result.returns, result.squared_returns, result.values]
+    terms = [*result.loss, *result[2:]]
     tensors = [parameter.grad for parameter in net.parameters() if parameter.grad is not None] + terms
     flat = ranks.sum(torch.cat([tensor.float().flatten() for tensor in tensors]).mul_(share))
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
     sums = [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
     torch._foreach_copy_(tensors[: -len(terms)], sums[: -len(terms)])
-    *loss, returns, squares, values = sums[-len(terms) :]
-    return Gradients((), A2CLoss(*loss), returns, squares, values, result.sample_values)
+    loss, others = sums[-len(terms) : -3], sums[-3:]
+    return Gradients((), A2CLoss(*loss), *others)
 
 
 def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:

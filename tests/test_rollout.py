@@ -58,32 +58,37 @@ def test_split_into_more_parts_than_environments_gives_one_each(collect):
     assert [part.actions.shape for part in rollout.split(9)] == [(7, 1), (7, 1)]
 
 
+@pytest.mark.parametrize("parts", [1, 3, 9])
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_batch_has_the_returns_by_the_values_of_its_own_pass(recurrent):
+def test_valued_by_asks_the_network_for_every_decision_and_leaves_the_rollout_alone(recurrent, parts):
     rollout = random_rollout(steps=6, envs=5, seed=1)
     net = LstmA2C((4,), 3, 7) if recurrent else MlpA2C((4,), 3)
-    state = rollout.rnn_state = torch.randn(5, 14) if recurrent else torch.empty(5, 0)
-    rollout.next_rnn_state = torch.randn_like(state)
-    rollout.final_rnn_state = torch.randn(len(rollout.final_index), state.shape[1])
+    rollout.rnn_state = torch.randn(5, 14) if recurrent else torch.empty(5, 0)
     rollout.obs, rollout.starts[3, 1:3] = rollout.obs / 256, True
-    expected = []
+    before = rollout.values.clone()
+    valued = rollout.valued_by(net, parts, map)
+    state, expected = rollout.rnn_state, []
     with torch.no_grad():
         for obs, starts in zip(rollout.obs, rollout.starts, strict=True):
             _, values, state = step(net, obs, state, starts)
             expected.append(values[:, 0])
+    torch.testing.assert_close(valued.values, torch.stack(expected))
+    assert not valued.values.requires_grad and valued.obs is rollout.obs
+    assert torch.equal(rollout.values, before)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_batch_has_the_returns_by_the_values_of_its_own_pass(recurrent):
+    rollout = random_rollout(steps=6, envs=5, seed=1)
+    net = LstmA2C((4,), 3, 7) if recurrent else MlpA2C((4,), 3)
+    rollout.rnn_state = torch.randn(5, 14) if recurrent else torch.empty(5, 0)
+    rollout.next_rnn_state = torch.randn_like(rollout.rnn_state)
+    rollout.final_rnn_state = torch.randn(len(rollout.final_index), rollout.rnn_state.shape[1])
+    rollout.obs, rollout.starts[3, 1:3] = rollout.obs / 256, True
     acting = rollout.values.clone()
     batch = rollout.batch(net, 0.9, 0.8, 0.0, off_policy=False)
-    torch.testing.assert_close(batch.values, torch.cat(expected))
+    valued = rollout.valued_by(net, 1, map)
+    torch.testing.assert_close(batch.values, valued.values.flatten())
+    torch.testing.assert_close(batch.returns, valued.returns(net, 0.9, 0.8, 0.0).flatten())
     assert batch.values.requires_grad and not batch.returns.requires_grad
     assert torch.equal(rollout.values, acting)
-    rollout.values = torch.stack(expected)
-    torch.testing.assert_close(batch.returns, rollout.returns(net, 0.9, 0.8, 0.0).flatten())
-
-
-def test_with_values_gives_each_decision_its_own_and_leaves_the_rollout_alone():
-    rollout = random_rollout(steps=6, envs=5, seed=1)
-    before = rollout.values.clone()
-    indices = torch.randperm(30, generator=torch.Generator().manual_seed(0)).split(7)
-    valued = rollout.with_values(indices, [index.float() for index in indices])
-    assert torch.equal(valued.values, torch.arange(30.0).view(6, 5))
-    assert torch.equal(rollout.values, before) and valued.obs is rollout.obs

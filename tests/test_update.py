@@ -138,10 +138,8 @@ def test_learn_takes_each_minibatch_once_per_epoch_with_ratios_to_the_policy_tha
     torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_values_of_the_epoch_before(threads):
-    config = replace(CONFIG, network="mlp", epochs=3, num_minibatches=3, num_envs=11, lr_final=1.0)
-    config = replace(config, threads=threads)
+def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_returns_of_its_beginning():
+    config = replace(CONFIG, network="mlp", epochs=2, num_minibatches=3, num_envs=11, lr_final=1.0)
     rollout = random_rollout()
     seen: list[Tensor] = []
     with closing(Compute(config)) as compute:
@@ -154,24 +152,22 @@ def test_learn_shuffles_all_decisions_anew_in_each_epoch_with_values_of_the_epoc
 
         learner.replace_step(spy)
         learner.learn(rollout)
-    assert [len(obs) for obs in seen] == [22] * 9
+    assert [len(obs) for obs in seen] == [22] * 6
     everything = rollout.obs.flatten(0, 1)
     places = [int((everything == row).all(1).nonzero()) for obs in seen for row in obs]
-    epochs = places[:66], places[66:132], places[132:]
-    for epoch in epochs:
+    for epoch in (places[:66], places[66:]):
         assert sorted(epoch) == list(range(66)) and epoch != sorted(epoch)
         assert len({place % 11 for place in epoch[:22]}) > 5  # of most environments, not the window of a few
-    assert len(set(map(tuple, epochs))) == 3
+    assert places[:66] != places[66:]
 
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, eps=1e-4)
     columns = rollout.actions.flatten(), rollout.log_probs.flatten()
-    learned = rollout.values
     for step, index in enumerate(torch.tensor(places).split(22)):
         if step % 3 == 0:
-            rollout.values, learned = learned, torch.empty_like(rollout.values)
+            if step:
+                rollout.values = values_now(plain, rollout)
             returns = unpack_batch(rollout, plain, gamma=0.9, gae_lambda=0.8, reward_clip=1.5)[2]
         actions, behaviour = (column[index] for column in columns)
-        learned.view(-1)[index] = values_now(plain, rollout).flatten()[index]
         plain_step(plain, optimizer, everything[index], actions, returns[index], behaviour if step else None)
     torch.testing.assert_close(flat(learner.net), flat(plain), rtol=1e-4, atol=1e-6)
 
@@ -218,10 +214,7 @@ def test_compute_gradients_on_two_threads_equals_one(form):
     one, two = (train(net, batches, replace(config, threads=t)) for net, t in zip(nets, (1, 2), strict=True))
     torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-4, atol=1e-6)
     for (mine, norm), (theirs, their_norm) in zip(one, two, strict=True):
-        torch.testing.assert_close((mine[1:-1], norm), (theirs[1:-1], their_norm), rtol=1e-4, atol=1e-5)
-        # Shards of a rollout have whole windows, so that its samples are in another order.
-        values = (v.sort()[0] if form == "rollout" else v for v in (mine.sample_values, theirs.sample_values))
-        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close((mine[1:], norm), (theirs[1:], their_norm), rtol=1e-4, atol=1e-5)
 
 
 class Masking(MlpA2C):

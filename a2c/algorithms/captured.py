@@ -34,9 +34,8 @@ class CapturedSteps:
         inputs = minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs
         self.entropy_coef.fill_(entropy_coef)
         replay = self.replays.get((len(minibatch), off_policy)) or self._prepare(inputs, off_policy)
-        means, sample_values = (result.clone() for result in replay(*inputs))
-        *terms, returns, squares, values, norm = means.unbind()
-        return Gradients((), A2CLoss(*terms), returns, squares, values, sample_values), norm
+        *terms, returns, squares, values, norm = replay(*inputs)[0].clone().unbind()
+        return Gradients((), A2CLoss(*terms), returns, squares, values), norm
 
     def _prepare(self, inputs: Sequence[Tensor], off_policy: bool) -> Replay:
         learner = self.learner
@@ -49,8 +48,7 @@ class CapturedSteps:
     def _step(
         self, obs: Tensor, actions: Tensor, returns: Tensor, log_probs: Tensor, off_policy: bool
     ) -> Sequence[Tensor]:
-        """The step; all its terms as one tensor, and the samples' values: the next replay overwrites both."""
+        """The step, and all its terms as one tensor: they are copied before the next replay overwrites them."""
         minibatch = Decisions(obs, actions, returns, log_probs, policy_version=0.0)  # which no step reads
         result, norm = self.learner.take_step(minibatch, len(minibatch), off_policy, self.entropy_coef)
-        terms = [*result.loss, result.returns, result.squared_returns, result.values, norm]
-        return torch.stack(terms), result.sample_values
+        return [torch.stack([*result.loss, result.returns, result.squared_returns, result.values, norm])]

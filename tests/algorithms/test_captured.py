@@ -57,7 +57,7 @@ def test_preparing_replays_changes_neither_parameters_nor_moments_nor_generators
     steps, learner = run.learner.step, run.learner
     run.start()
     with run.compute.pool:
-        minibatch, _ = next(learner._minibatches(run.algorithm.collector.collect().rollout, config.num_minibatches, []))
+        minibatch, _ = next(learner._minibatches(run.algorithm.collector.collect().rollout, config.num_minibatches))
         before = copy.deepcopy((learner.net.state_dict(), learner.optimizer.state_dict()["state"]))
         states = [policy.generator.get_state() for policy in run.algorithm.collector.policies]
         steps._prepare((minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs), False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -187,16 +186,14 @@ def has_rows(metrics: Path) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in every number of nested values; NaN, what an explained variance can be, equals NaN."""
+    """Equal in every number of nested values."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
-    return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 
 def spaces(obs_shape: tuple[int, ...], n_actions: int, stacked: bool = False) -> Spaces:
