@@ -18,22 +18,27 @@ from a2c.tools.summary import Row, format_interval, format_steps
 
 
 def learning(*groups: Path) -> str:
-    """Comparisons side by side: a row per setting, over all its seeds. Empty where there is no comparison."""
+    """Comparisons side by side: a row per setting, over all its seeds. Empty where there is no comparison.
+
+    Without a column for frozen policies where none were kept.
+    """
     if not groups:
         return ""
     target, settings = target_of(groups), [(group, row) for group in groups for row in read_rows(group / "summary.csv")]
+    frozen = any(row["frozen_solved"] != "" for _, row in settings)
     header = (
         *("results", "environment", "setting", "solved", f"decisions to {target}: median (95 % interval)", "worst"),
-        *(f"frozen policy at {target}: median (95 % interval)", f"median time to {target}", "decisions/s"),
+        *([f"frozen policy at {target}: median (95 % interval)"] * frozen),
+        *(f"median time to {target}", "decisions/s"),
     )
     jobs = {count for group in groups for count in listed(about(group)["jobs"])}
     threads = {config_of(group, row)["threads"] or about(group)["cores"] for group, row in settings}
     pace = f" Runs at a time: {any_of(jobs)}; compute threads of each: {any_of(threads)}."
-    rows = [learned(group, row) for group, row in settings]
+    rows = [learned(group, row, frozen) for group, row in settings]
     return measured([about(group) for group in groups], pace) + table(header, rows)
 
 
-def learned(group: Path, row: Row) -> Sequence[str]:
+def learned(group: Path, row: Row, frozen: bool) -> Sequence[str]:
     """The cells of `learning` for a row of the group's summary.csv."""
     config, runs = config_of(group, row), runs_with(row, group)
     varied = f", `{row['setting']}`" if row["setting"] != config["preset"] else ""
@@ -44,7 +49,7 @@ def learned(group: Path, row: Row) -> Sequence[str]:
         f"{row['solved']} of {row['runs']}",
         format_interval(row, "steps_to_target"),
         format_steps(row, "worst_steps_to_target"),
-        format_interval(row, "frozen_steps_to_target"),
+        *([format_interval(row, "frozen_steps_to_target")] * frozen),
         format_duration(row["median_seconds_to_target"]),
         f"{np.median([run['steps_per_second'] for run in runs if run['steps_per_second'] != '']):,.0f}",
     )

@@ -24,7 +24,7 @@ from trials import sticky_trials, trials
 
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.meters import WINDOW
-from a2c.metrics.results import interval_of_median, median, moving_mean, quantile, read_episodes
+from a2c.metrics.results import median, moving_mean, read_episodes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -47,24 +47,6 @@ ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 1
     "Seaquest": (1_721, 1_784),
     "SpaceInvaders": (627, 960),
 }
-
-
-def cartpole(group: Path) -> str:
-    """CartPole-v1: decisions until the mean of the last 100 episodes is 475, over many seeds."""
-    header = ("run", "reach 475", "decisions: median (95 % interval)", "9 of 10 within", "most")
-    with open(group / "runs.csv", newline="", encoding="utf-8") as file:
-        runs = list(csv.DictReader(file))
-    rows = []
-    for name in dict.fromkeys(run["name"] for run in runs):
-        mine = [run for run in runs if run["name"] == name]
-        # A run that missed its target took longer than any other.
-        counts = np.array([float(run["decisions"]) if run["solved"] == "1" else np.inf for run in mine])
-        low, high = (count(bound) for bound in interval_of_median(counts))
-        solved, middle = f"{np.isfinite(counts).sum()} of {len(mine)}", count(median(counts))
-        rows.append(
-            (f"`{name}`", solved, f"{middle} ({low} to {high})", count(quantile(counts, 0.9)), count(counts.max()))
-        )
-    return measured([about(group)]) + table(header, rows)
 
 
 def read_all(group: Path) -> list[dict[str, Any]]:
@@ -150,7 +132,7 @@ def games(*groups: Path) -> str:
         mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{early[name]:,.1f}" if name in early else "-"]
         others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        row = (f"[{name}](results/{group.name})", count(figures["env_steps"]), f"{mean} ({low} to {high})")
+        row = (f"[{name}](results/{group.name})", f"{figures['env_steps']:,}", f"{mean} ({low} to {high})")
         rows.append((*row, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 
@@ -188,11 +170,6 @@ def draw_curves(group: Path, path: Path) -> None:
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
-def count(value: float) -> str:
-    """Decisions for a table."""
-    return f"{value:,.0f}" if np.isfinite(value) else "not reached"
-
-
 Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
@@ -203,7 +180,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "strict": (learning, ["strict"]),
         "family": (learning, ["family"]),
         "lstm": (learning, ["lstm"]),
-        "cartpole": (cartpole, ["cartpole"]),
+        "cartpole": (learning, ["cartpole", "cartpole-lstm"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),
     },

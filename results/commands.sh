@@ -27,6 +27,10 @@ a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 245..249 --jobs 2 --keep-policy-every 20000
 a2c compare runs/results/lstm --preset lstm --seeds 260..264 --jobs 2 --keep-policy-every 20000
 
+# CartPole: the three algorithms, and a recurrent policy.
+a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
+a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 --jobs 2
+
 # One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1

@@ -65,6 +65,13 @@ def test_learning_table_has_a_row_per_setting_over_all_seeds_of_several_comparis
     ]
 
 
+def test_learning_table_has_no_column_for_policies_that_were_not_kept(tmp_path):
+    group = write_comparison(tmp_path / "x", {"pong-fast": [18.0, 20.0]}, keep_policy_every=0)
+    _, _, header, _, row = tables.learning(group).splitlines()
+    assert "frozen" not in header and header.count("|") == row.count("|") == 9
+    assert row.endswith("| 2 of 2 | 1,000 | 1,000 | 0:00:50 | 20 |")
+
+
 def test_learning_table_without_a_comparison_is_empty():
     assert tables.learning() == "" == tables.search()
 

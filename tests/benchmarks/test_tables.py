@@ -44,17 +44,6 @@ def test_first_passage_is_the_first_episode_at_which_a_full_window_reaches_the_t
     assert best_mean(episodes) == 16.0
 
 
-def test_cartpole_table_counts_every_seed(tmp_path):
-    rows = [("a2c", s, 1, 100 + s) for s in range(9)] + [("a2c", 9, 0, 500)]
-    with open(tmp_path / "runs.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("name", "seed", "solved", "decisions"))
-        writer.writerows(rows)
-    (tmp_path / "about.json").write_text(json.dumps(ABOUT))
-    text = tables.cartpole(tmp_path)
-    assert "| `a2c` | 9 of 10 | 104 (" in text and text.endswith("| 108 | not reached |\n")
-
-
 def test_trials_table_lists_a_few_runs_and_sums_up_many(tmp_path):
     for seed in range(8):
         write_run(tmp_path / f"many/seed-{seed}", [15.0] * (20 + seed) + [18.0] * 100 if seed else [15.0] * 20)
