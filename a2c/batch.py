@@ -77,7 +77,8 @@ def unpack_batch(
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes; arrays or tensors on any device), or a `Rollout`.
         net: network with outputs `(logits, values [B, 1] or [B])`; it values what comes after the windows.
-            Inside them a rollout has its own `values`, as a rule those of the policy that acted.
+            Inside them a rollout has its own `values`, as a rule those of the policy that acted
+            (with `--no-shuffle`, a run takes those of the network there, too).
         device: where the results live.
         gamma: discount per decision.
         reward_steps: decisions that the `reward` of a transition sums over (a rollout's
