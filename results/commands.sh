@@ -25,7 +25,7 @@ a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 245..249 --jobs 2 --keep-policy-every 20000
-a2c compare runs/results/lstm --preset lstm --seeds 260..264 --jobs 2 --keep-policy-every 20000
+a2c compare runs/results/lstm --preset lstm --seeds 265..269 --jobs 2 --keep-policy-every 20000
 
 # CartPole: the three algorithms, and a recurrent policy.
 a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
