@@ -128,9 +128,14 @@ class Collector:
         self.starts = torch.ones(sum(map(len, first)), dtype=torch.bool)  # [N] next_obs begins an episode
         return torch.from_numpy(np.concatenate(first)).to(self.compute.device)
 
-    def collect(self, policy_version: float = 0.0) -> Collected:
-        """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates."""
+    def collect(self, policy_version: float = 0.0, noise: float = 0.0) -> Collected:
+        """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates.
+
+        `noise`: its scale (see `Policy.perturb`).
+        """
         buffers, device = self.buffers, self.compute.device
+        for policy in self.policies:
+            policy.perturb(noise)
         played = self.compute.map(self._play, range(len(self.groups)))
         finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
         episodes = sorted((t, episode) for group in played for t, episode in group[1])  # as they ended

@@ -20,6 +20,7 @@ from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network
 from a2c.rollout import Rollout, split_edges
+from a2c.schedules import entropy_coef, learning_rate
 from a2c.update import (
     Gradients,
     Minibatch,
@@ -111,7 +112,8 @@ class Learner:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
-            done.append(self.step(minibatch, size, lags[-1] > 0, self.entropy_coef))
+            off_policy = lags[-1] > 0 or self.config.exploration_noise > 0
+            done.append(self.step(minibatch, size, off_policy, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
@@ -227,24 +229,3 @@ def check_finite(network: dict[str, Tensor]) -> None:
     """FloatingPointError where a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")
-
-
-def learning_rate(config: Config, env_steps: int) -> float:
-    """The learning rate after `env_steps` decisions: linear to the share `lr_final`, then constant."""
-    return config.learning_rate * _fallen_to(config.lr_final, _progress(config, env_steps))
-
-
-def entropy_coef(config: Config, env_steps: int) -> float:
-    """The weight of the entropy bonus after `env_steps` decisions: held, linear to `entropy_final`, then constant."""
-    hold, progress = config.entropy_hold, _progress(config, env_steps)
-    return config.entropy_coef * _fallen_to(config.entropy_final, max(0.0, progress - hold) / max(1.0 - hold, 1e-9))
-
-
-def _progress(config: Config, env_steps: int) -> float:
-    """The part of the schedules that is over, 0 to 1."""
-    return min(1.0, env_steps / (config.schedule_end * config.total_env_steps))
-
-
-def _fallen_to(final: float, progress: float) -> float:
-    """1 at the beginning, `final` at the end; exactly 1 throughout where `final` is 1."""
-    return 1.0 - progress + final * progress if final < 1.0 else 1.0

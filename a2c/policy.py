@@ -36,6 +36,8 @@ class Policy:
         self.generator = torch.Generator(device).manual_seed(seed)
         self.rnn_state = initial_state(net, num_envs, device)
         self.replay: Replay | None = None
+        self.noise_scale = 0.0
+        self.noise: Tensor | None = None  # [N, A]
 
     def capture(self, obs: Tensor) -> None:
         """Let all later decisions, on observations like `obs [N, ...]`, be replays, whose results the next one
@@ -43,6 +45,15 @@ class Policy:
         """
         starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # which no such network reads
         self.replay = make_replay(lambda obs: self._decide(obs, starts), [obs], obs.device, generator=self.generator)
+
+    def perturb(self, scale: float) -> None:
+        """Let each environment have a policy of its own until the next call, with normal noise added to its logits.
+
+        `scale` is the standard deviation (nats). The noise, a number per environment and action, is that of a
+        perturbed bias of the last layer, kept for a rollout: Fortunato et al. (2018), "Noisy networks for
+        exploration", section 3.1; Plappert et al. (2018), "Parameter space noise for exploration".
+        """
+        self.noise_scale, self.noise = scale, None
 
     def begin(self, num_envs: int) -> None:
         """Begin new episodes in `num_envs` environments."""
@@ -69,6 +80,11 @@ class Policy:
     @torch.no_grad()
     def _decide(self, obs: Tensor, starts: Tensor) -> Decision:
         logits, values, self.rnn_state = step(self.net, obs, self.rnn_state, starts)
+        if self.noise_scale > 0:
+            if self.noise is None:
+                noise = torch.empty(logits.shape, device=logits.device)
+                self.noise = noise.normal_(0.0, self.noise_scale, generator=self.generator)
+            logits = logits + self.noise
         log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
         # log_softmax rounds: two logits may become equal
         actions = logits.argmax(dim=1, keepdim=True) if self.greedy else self._sample(log_probs)  # [N, 1]

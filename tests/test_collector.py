@@ -120,6 +120,21 @@ def test_collect_stores_values_and_log_probs_of_the_acting_network(compute):
     assert not rollout.values.requires_grad and not rollout.log_probs.requires_grad
 
 
+def test_collect_draws_noise_for_each_environment_and_rollout_and_stores_the_log_probs_of_what_acted(compute):
+    net = TinyNet(seed=1)
+    with_noise = collector(compute, counting_envs(9, 9), counting_envs(9), net=net, steps=40)
+    noises = []
+    for _ in range(2):
+        rollout = with_noise.collect(noise=1.5).rollout
+        noises.append(torch.cat([policy.noise for policy in with_noise.policies]))  # [3, 5]
+        log_probs = (net(rollout.obs.flatten(0, 1))[0].view(40, 3, 5) + noises[-1]).log_softmax(2)
+        torch.testing.assert_close(rollout.log_probs, log_probs.gather(2, rollout.actions[:, :, None]).squeeze(2))
+    assert len({round(float(value), 5) for value in torch.cat(noises).flatten()}) == 30
+    plain = with_noise.collect().rollout
+    log_probs = net(plain.obs.flatten(0, 1))[0].view(40, 3, 5).log_softmax(2)
+    torch.testing.assert_close(plain.log_probs, log_probs.gather(2, plain.actions[:, :, None]).squeeze(2))
+
+
 def test_collect_numbers_the_environments_of_episodes_over_all_groups(compute):
     collected = collector(compute, counting_envs(100, 4), counting_envs(3, first=2), net=CertainNet()).collect()
     # Rewards are 10 * step + (index + step) % 5.

@@ -17,11 +17,12 @@ from a2c.compute.optimizer import make_optimizer
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
-from a2c.learner import Learner, Shared, entropy_coef, learning_rate
+from a2c.learner import Learner, Shared
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.policy import initial_state, replay
 from a2c.rollout import Rollout
+from a2c.schedules import entropy_coef, exploration_noise, learning_rate
 from a2c.update import Gradients
 
 
@@ -280,6 +281,27 @@ def test_entropy_coef_is_held_and_then_moves_linearly_to_entropy_final():
     assert [entropy_coef(at_the_end, n) for n in (0, 499, 500, 900)] == pytest.approx([0.02] * 4)
     at_once = replace(falling, entropy_hold=0.0, schedule_end=0.5)
     assert [entropy_coef(at_once, n) for n in (0, 250, 500)] == pytest.approx([0.02, 0.015, 0.01])
+
+
+def test_exploration_noise_falls_linearly_to_zero_at_its_end():
+    config = Config(exploration_noise=2.0, exploration_end=0.5, total_env_steps=1000, schedule_end=0.1)
+    assert [exploration_noise(config, n) for n in (0, 125, 250, 500, 900)] == pytest.approx([2.0, 1.5, 1.0, 0.0, 0.0])
+    assert [exploration_noise(Config(), n) for n in (0, 900)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_too(noise):
+    config = replace(CONFIG, network="mlp", num_minibatches=1, num_envs=10, epochs=1, exploration_noise=noise)
+    rollout = random_rollout(envs=10)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 3), compute)
+        with torch.no_grad():
+            log_probs = learner.net(rollout.obs.flatten(0, 1))[0].log_softmax(1)
+        taken = log_probs.gather(1, rollout.actions.flatten()[:, None]).squeeze(1)
+        ratio = (taken - rollout.log_probs.flatten()).exp().clamp(max=1.0).mean() if noise else 1.0
+        learner.learn(rollout)
+    assert learner.metrics()["ratio"] == pytest.approx(float(ratio))
+    assert float(ratio) < 0.95 or not noise
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():

@@ -16,6 +16,7 @@ from a2c.envs.make import make_groups, run_seeds
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
+from a2c.schedules import exploration_noise
 
 GROUPS = 1024  # more groups of environments than any rank has: each samples with a seed of its own
 
@@ -60,7 +61,8 @@ class A2C:
 
     def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
         """Fill `collected`; what this rank did, and the steps in which its episodes ended."""
-        rollout, episodes, seconds, steps = self.collected = self.collector.collect(self.learner.updates)
+        noise = exploration_noise(self.config, self.learner.env_steps)
+        rollout, episodes, seconds, steps = self.collected = self.collector.collect(self.learner.updates, noise)
         rows = self.compute.ranks.rows(self.config.num_envs)
         episodes = [episode._replace(env=rows[episode.env]) for episode in episodes]
         return TrainingStats(len(rollout), episodes, seconds), steps

@@ -24,6 +24,7 @@ from a2c.envs.single import Spaces
 from a2c.learner import Learner, Shared
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 from a2c.processes.pool import WorkerPool
+from a2c.schedules import exploration_noise
 
 SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
@@ -147,7 +148,8 @@ def run_worker(
     sent = time.perf_counter() - METRICS_EVERY
     while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
-        rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()))
+        noise = exploration_noise(config, int(counters.env_steps.sum()))
+        rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()), noise)
         began = time.perf_counter()
         before = int(counters.updates[number])
         learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()))

@@ -106,6 +106,10 @@ class Config:
     """Weight of the entropy bonus at the end of its schedule, and after it (share of entropy_coef; 1 = constant)."""
     entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.4
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
+    exploration_noise: Annotated[float, Range(0.0, 100.0)] = 0.0
+    """Normal noise on the logits, drawn for each environment and rollout (standard deviation, nats; 0 = off)."""
+    exploration_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.5
+    """Where exploration_noise, which falls linearly, is 0 (share of total_env_steps)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None

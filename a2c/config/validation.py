@@ -80,6 +80,11 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(
             f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
         )
+    if config.algorithm == "ga3c" and config.exploration_noise:
+        raise ValueError(
+            f"exploration_noise must be 0 for algorithm ga3c, whose actors do not know how far the run is, "
+            f"got {config.exploration_noise}"
+        )
     for name in ("num_minibatches", "num_envs"):
         if config.algorithm == "a3c" and config.workers > (most := getattr(config, name)):
             raise ValueError(
@@ -91,20 +96,24 @@ def _check_between_settings(config: Any) -> None:
 
 
 def _check_sliding(config: Any) -> None:
-    for name, only in (("gae_lambda", 1), ("num_minibatches", 1), ("epochs", 1), ("algorithm", "a2c")):
-        if getattr(config, name) != only:
-            raise ValueError(f"{name} must be {only} when sliding_batch is set, got {getattr(config, name)}")
+    needed = {"gae_lambda": 1, "num_minibatches": 1, "epochs": 1, "algorithm": "a2c", "exploration_noise": 0}
+    _check_values(config, needed, "sliding_batch")
     if config.network == "lstm":
         raise ValueError("network must not be recurrent when sliding_batch is set, got lstm")
 
 
 def _check_graphs(config: Any) -> None:
-    for name, only in (("algorithm", "a2c"), ("sliding_batch", 0), ("optimizer", "adam"), ("shuffle", True)):
-        if getattr(config, name) != only:
-            raise ValueError(f"{name} must be {only} when cuda_graphs is set, got {getattr(config, name)}")
+    needed = {"algorithm": "a2c", "sliding_batch": 0, "optimizer": "adam", "shuffle": True, "exploration_noise": 0}
+    _check_values(config, needed, "cuda_graphs")
     if config.network in ("lstm", "custom"):
         kind = "recurrent" if config.network == "lstm" else "one's own"
         raise ValueError(f"network must not be {kind} when cuda_graphs is set, got {config.network}")
+
+
+def _check_values(config: Any, needed: dict[str, Any], option: str) -> None:
+    for name, only in needed.items():
+        if getattr(config, name) != only:
+            raise ValueError(f"{name} must be {only} when {option} is set, got {getattr(config, name)}")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ ONE = {
     "cartpole, one environment": [*CARTPOLE, "--num-envs", "1", "--total-env-steps", "640"],
     "cartpole, sixteen": [*CARTPOLE, "--num-envs", "16", "--total-env-steps", "2048"],  # enough for two threads
     "rmsprop": [*CARTPOLE, "--optimizer", "rmsprop", "--learning-rate", "0.0007", "--total-env-steps", "640"],
+    "exploration": [*CARTPOLE, "--exploration-noise", "1.5", "--total-env-steps", "640"],
     "rnn_state": ["--preset", "cartpole-lstm", "--num-envs", "4", "--no-progress", "--total-env-steps", "640"],
     "pong, float32": [*PONG, "--num-envs", "1", "--precision", "float32", "--total-env-steps", "40"],
     "pong, bfloat16": [*PONG, "--num-envs", "2", "--precision", "bfloat16", "--total-env-steps", "40"],

@@ -95,6 +95,7 @@ def test_a_replayed_run_and_a_plain_one_continue_each_other(tmp_path):
         ({"algorithm": "a3c"}, "algorithm must be a2c when cuda_graphs is set, got a3c"),
         ({"algorithm": "ga3c"}, "algorithm must be a2c when cuda_graphs is set, got ga3c"),
         ({"shuffle": False}, "shuffle must be True when cuda_graphs is set, got False"),
+        ({"exploration_noise": 1.5}, "exploration_noise must be 0 when cuda_graphs is set, got 1.5"),
         ({"optimizer": "rmsprop"}, "optimizer must be adam when cuda_graphs is set, got rmsprop"),
         ({"network": "lstm"}, "network must not be recurrent when cuda_graphs is set, got lstm"),
     ],

@@ -135,6 +135,19 @@ def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
         Config(**good | wrong)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}, "when sliding_batch is set"),
+        ({"algorithm": "ga3c"}, "for algorithm ga3c, whose actors do not know how far the run is"),
+    ],
+)
+def test_config_refuses_exploration_noise_where_nothing_makes_it(settings, message):
+    assert Config(**settings).exploration_noise == 0.0
+    with pytest.raises(ValueError, match=f"^exploration_noise must be 0 {message}, got 1.5$"):
+        Config(exploration_noise=1.5, **settings)
+
+
 @pytest.mark.parametrize(("changes", "most"), [({}, 12), ({"shuffle": False}, 3), ({"network": "lstm"}, 3)], ids=str)
 def test_config_limits_num_minibatches_to_the_decisions_or_windows_of_a_rollout(changes, most):
     assert Config(num_envs=3, rollout_steps=4, num_minibatches=11, **changes).num_minibatches == min(11, most)

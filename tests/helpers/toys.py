@@ -120,6 +120,25 @@ class IdentityEnv(gym.Env):
         return np.eye(N_ACTIONS, dtype=np.float32)[self.wanted]
 
 
+class CorridorEnv(gym.Env):
+    """Pays 1 at the far end of a corridor; terminates there, or after one and a half times the shortest way."""
+
+    LENGTH = 20
+    action_space = gym.spaces.Discrete(2)  # back (a wall behind the first place), ahead
+    observation_space = gym.spaces.Box(0.0, LENGTH, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.place = self.step_count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.place = max(0, self.place + (1 if action else -1))
+        self.step_count += 1
+        arrived = self.place == self.LENGTH
+        return np.full(1, self.place, np.float32), float(arrived), arrived or self.step_count == 30, False, {}
+
+
 def vector(*envs: gym.Env) -> MonitoredVectorEnv:
     """The environments side by side, under the package's own contract."""
     return MonitoredVectorEnv(
