@@ -131,7 +131,7 @@ class Collector:
     def collect(self, policy_version: float = 0.0, noise: float = 0.0) -> Collected:
         """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates.
 
-        `noise`: its scale (see `Policy.perturb`).
+        `noise`: standard deviation of the noise on the logits, 0 for none (see `Policy.perturb`).
         """
         buffers, device = self.buffers, self.compute.device
         for policy in self.policies:

@@ -20,7 +20,6 @@ from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network
 from a2c.rollout import Rollout, split_edges
-from a2c.schedules import entropy_coef, learning_rate
 from a2c.update import (
     Gradients,
     Minibatch,
@@ -148,10 +147,8 @@ class Learner:
                 own = [ranks.own(part, num_envs) for part in parts]
                 order = torch.from_numpy(np.concatenate(own))
                 indices = torch.split(to_device(order, rollout.obs.device), [len(part) for part in own])
-                minibatches = rollout.shuffled(
-                    self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip
-                )
-                yield from zip(minibatches, map(len, parts), strict=True)
+                dealt = rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
+                yield from zip(dealt, map(len, parts), strict=True)
 
     def take_step(
         self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
@@ -229,3 +226,24 @@ def check_finite(network: dict[str, Tensor]) -> None:
     """FloatingPointError where a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The learning rate after `env_steps` decisions: linear to the share `lr_final`, then constant."""
+    return config.learning_rate * _fallen_to(config.lr_final, _progress(config, env_steps))
+
+
+def entropy_coef(config: Config, env_steps: int) -> float:
+    """The weight of the entropy bonus after `env_steps` decisions: held, linear to `entropy_final`, then constant."""
+    hold, progress = config.entropy_hold, _progress(config, env_steps)
+    return config.entropy_coef * _fallen_to(config.entropy_final, max(0.0, progress - hold) / max(1.0 - hold, 1e-9))
+
+
+def _progress(config: Config, env_steps: int) -> float:
+    """The part of the schedules that is over, 0 to 1."""
+    return min(1.0, env_steps / (config.schedule_end * config.total_env_steps))
+
+
+def _fallen_to(final: float, progress: float) -> float:
+    """1 at the beginning, `final` at the end; exactly 1 throughout where `final` is 1."""
+    return 1.0 - progress + final * progress if final < 1.0 else 1.0

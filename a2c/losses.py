@@ -58,8 +58,8 @@ def a2c_loss(
         entropy_coef: weight of the entropy bonus, a number or a scalar tensor.
         value_coef: weight of the squared value error.
         log_eps: probability added inside the logarithm.
-        behaviour_log_probs: `[B]` log-probability of each action when it was taken, for
-            batches after the first of a rollout.
+        behaviour_log_probs: `[B]` log-probability of each action when it was taken, where
+            another policy took it.
 
     Raises:
         ValueError: shapes that would broadcast instead of pairing element by element, or actions that are not integers.

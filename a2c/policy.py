@@ -49,9 +49,9 @@ class Policy:
     def perturb(self, scale: float) -> None:
         """Let each environment have a policy of its own until the next call, with normal noise added to its logits.
 
-        `scale` is the standard deviation (nats). The noise, a number per environment and action, is that of a
-        perturbed bias of the last layer, kept for a rollout: Fortunato et al. (2018), "Noisy networks for
-        exploration", section 3.1; Plappert et al. (2018), "Parameter space noise for exploration".
+        `scale` is the standard deviation (nats; 0 = no noise). The noise is a number per environment and action, as
+        if the biases of the last layer were perturbed: see Plappert et al. (2018), "Parameter space noise for
+        exploration", and Fortunato et al. (2018), "Noisy networks for exploration". A captured policy ignores it.
         """
         self.noise_scale, self.noise = scale, None
 
@@ -116,6 +116,11 @@ class Policy:
         if (saved.shape, saved.dtype) != (self.rnn_state.shape, self.rnn_state.dtype):
             raise ValueError(f"rnn_state must be float32 {list(self.rnn_state.shape)}, got {list(saved.shape)}")
         self.rnn_state = saved.to(self.rnn_state.device)
+
+
+def exploration_noise(config: Config, env_steps: int) -> float:
+    """The scale of `Policy.perturb` after `env_steps` decisions: linear to 0 at `exploration_end`, then 0."""
+    return config.exploration_noise * max(0.0, 1.0 - env_steps / (config.exploration_end * config.total_env_steps))
 
 
 def check_finite(log_probs: Tensor) -> None:

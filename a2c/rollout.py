@@ -175,7 +175,7 @@ class Rollout:
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass on `[T, N]`, then the returns by its values, then one flatten.
 
-        `off_policy`: `net` has learned since it acted, so the loss needs the log-probabilities of that time.
+        `off_policy`: the policy that acted was another, so the loss needs its log-probabilities.
         """
         logits, values = replay(net, self.obs, self.starts, self.rnn_state)  # [T, N, A], [T, N]
         valued = replace(self, values=values.detach().float())

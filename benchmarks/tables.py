@@ -32,7 +32,7 @@ CURVE = ROOT / "docs" / "pong.png"
 # Hosts, ranks of each, threads of each rank, environments.
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
-GAMES = sorted(path.parent.name for path in RESULTS.glob("*/atari"))  # a run of the preset of that name
+GAMES = sorted(path.parents[1].name for path in RESULTS.glob("*/atari/seed-0"))  # of the preset of that name
 GAMES_TITLE = (
     "True scores of frozen policies over 100 episodes, one seed per game. [Zoo](results/README.md#zoo):\n"
     "RL Baselines3 Zoo, one run, 10 million decisions.\n\n"
@@ -137,6 +137,21 @@ def games(*groups: Path) -> str:
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 
 
+def exploration(*groups: Path) -> str:
+    """A row per run with exploration noise: its policy, frozen and without the noise. Empty without a run."""
+    if not groups:
+        return ""
+    rows = []
+    for path in [path for group in groups for path in sorted(group.glob("*/seed-*/evaluation.json"))]:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        name, seed = figures["env"].removesuffix(ATARI_SUFFIX), path.parent.name.removeprefix("seed-")
+        mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
+        link = f"[{name}](results/{path.parents[2].name})"
+        rows.append((link, seed, f"{figures['env_steps']:,}", f"{mean} ({low} to {high})"))
+    header = ("game", "seed", "decisions", "mean score (95 % interval)")
+    return measured([about(group) for group in groups]) + table(header, rows)
+
+
 def zoo_at_2_million() -> dict[str, float]:
     """Mean scores of A2C's training episodes in RL Baselines3 Zoo that ended near 2 million decisions, per game."""
     scores: dict[str, list[float]] = {}
@@ -180,6 +195,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "strict": (learning, ["strict"]),
         "family": (learning, ["family"]),
         "lstm": (learning, ["lstm"]),
+        "exploration": (exploration, ["*-exploration"]),
         "cartpole": (learning, ["cartpole", "cartpole-lstm"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),

@@ -43,6 +43,10 @@ a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --
 a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000 --target-score 22
 
+# Two games in which random actions find no reward, with exploration noise: three seeds that chose nothing.
+a2c compare runs/results/enduro-exploration --preset atari --env EnduroNoFrameskip-v4 --exploration-noise 1.5 --seeds 1..3 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/freeway-exploration --preset atari --env FreewayNoFrameskip-v4 --exploration-noise 1.5 --seeds 1..3 --threads 1 --total-env-steps 2000000
+
 # publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
 publish() {
     local out=runs/results/$1
@@ -59,6 +63,14 @@ done
 for game in enduro freeway; do  # their runs saw no point, or one: no policy to show
     publish "$game" atari/seed-0 latest.pt
     rm "runs/results/$game/latest.pt"
+done
+for game in enduro-exploration freeway-exploration; do
+    for run in "runs/results/$game/atari"/seed-?; do
+        a2c evaluate "$run" --checkpoint latest.pt --episodes 100 --json >"$run/evaluation.tmp"
+        mv "$run/evaluation.tmp" "$run/evaluation.json"
+    done
+    publish "$game" atari/seed-1 latest.pt
+    a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
 
 for out in runs/results/*; do

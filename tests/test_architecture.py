@@ -19,7 +19,7 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (
         *("normalizers", "networks", "policy", "returns", "rollout", "collector", "batch", "losses", "update"),
-        *("schedules", "learner", "unpack_batch"),
+        *("learner", "unpack_batch"),
     ),
     "algorithms": ("base", "windows", "captured", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": (

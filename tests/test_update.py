@@ -17,12 +17,11 @@ from a2c.compute.optimizer import make_optimizer
 from a2c.compute.replica import make_replica, sync_replica
 from a2c.config.config import Config
 from a2c.envs.make import make_envs
-from a2c.learner import Learner, Shared
+from a2c.learner import Learner, Shared, entropy_coef, learning_rate
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
-from a2c.policy import initial_state, replay
+from a2c.policy import exploration_noise, initial_state, replay
 from a2c.rollout import Rollout
-from a2c.schedules import entropy_coef, exploration_noise, learning_rate
 from a2c.update import Gradients
 
 

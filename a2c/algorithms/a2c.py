@@ -16,7 +16,7 @@ from a2c.envs.make import make_groups, run_seeds
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
-from a2c.schedules import exploration_noise
+from a2c.policy import exploration_noise
 
 GROUPS = 1024  # more groups of environments than any rank has: each samples with a seed of its own
 

@@ -23,8 +23,8 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.learner import Learner, Shared
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
+from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
-from a2c.schedules import exploration_noise
 
 SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates

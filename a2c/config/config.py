@@ -77,7 +77,7 @@ class Config:
     shuffle: bool = True
     """Learn a rollout's decisions in random order, else whole windows (as lstm and sliding_batch always do)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
-    """Times each rollout is learned from, with importance ratios clipped at 1 after the first step (count)."""
+    """Times each rollout is learned from, with importance ratios clipped at 1 (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
     """Learn n-step windows that slide over the episodes, n = rollout_steps (transitions per batch; 0 = off)."""
     gamma: Annotated[float, Range(0.0, 1.0)] = 0.99
@@ -107,9 +107,9 @@ class Config:
     entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.4
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     exploration_noise: Annotated[float, Range(0.0, 100.0)] = 0.0
-    """Normal noise on the logits, drawn for each environment and rollout (standard deviation, nats; 0 = off)."""
+    """Normal noise on the logits, per environment and rollout (a2c, a3c; standard deviation in nats; 0 = off)."""
     exploration_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.5
-    """Where exploration_noise, which falls linearly, is 0 (share of total_env_steps)."""
+    """Part of the run over which exploration_noise falls to 0, linearly (share of total_env_steps)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None

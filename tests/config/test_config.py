@@ -139,7 +139,7 @@ def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
     ("settings", "message"),
     [
         ({"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}, "when sliding_batch is set"),
-        ({"algorithm": "ga3c"}, "for algorithm ga3c, whose actors do not know how far the run is"),
+        ({"algorithm": "ga3c"}, "for algorithm ga3c, whose actors do not count the decisions of the run"),
     ],
 )
 def test_config_refuses_exploration_noise_where_nothing_makes_it(settings, message):

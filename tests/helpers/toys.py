@@ -123,7 +123,7 @@ class IdentityEnv(gym.Env):
 class CorridorEnv(gym.Env):
     """Pays 1 at the far end of a corridor; terminates there, or after one and a half times the shortest way."""
 
-    LENGTH = 20
+    LENGTH = 30
     action_space = gym.spaces.Discrete(2)  # back (a wall behind the first place), ahead
     observation_space = gym.spaces.Box(0.0, LENGTH, (1,), np.float32)
 
@@ -136,7 +136,7 @@ class CorridorEnv(gym.Env):
         self.place = max(0, self.place + (1 if action else -1))
         self.step_count += 1
         arrived = self.place == self.LENGTH
-        return np.full(1, self.place, np.float32), float(arrived), arrived or self.step_count == 30, False, {}
+        return np.full(1, self.place, np.float32), float(arrived), arrived or self.step_count == 45, False, {}
 
 
 def vector(*envs: gym.Env) -> MonitoredVectorEnv:
