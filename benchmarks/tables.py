@@ -120,6 +120,13 @@ def sb3(group: Path) -> str:
     return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
+def evaluated(directory: Path) -> tuple[str, str, str]:
+    """Game, decisions and mean score with its interval of the evaluation in `directory`."""
+    figures = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
+    mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
+    return figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}", f"{mean} ({low} to {high})"
+
+
 def games(*groups: Path) -> str:
     """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
     if not groups:
@@ -127,13 +134,10 @@ def games(*groups: Path) -> str:
     header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
     early, rows = zoo_at_2_million(), []
     for group in groups:
-        figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
-        name = figures["env"].removesuffix(ATARI_SUFFIX)
-        mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
+        name, decisions, score = evaluated(group)
         others = [f"{early[name]:,.1f}" if name in early else "-"]
         others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        row = (f"[{name}](results/{group.name})", f"{figures['env_steps']:,}", f"{mean} ({low} to {high})")
-        rows.append((*row, *others))
+        rows.append((f"[{name}](results/{group.name})", decisions, score, *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 
 
@@ -142,12 +146,9 @@ def exploration(*groups: Path) -> str:
     if not groups:
         return ""
     rows = []
-    for path in [path for group in groups for path in sorted(group.glob("*/seed-*/evaluation.json"))]:
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        name, seed = figures["env"].removesuffix(ATARI_SUFFIX), path.parent.name.removeprefix("seed-")
-        mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-        link = f"[{name}](results/{path.parents[2].name})"
-        rows.append((link, seed, f"{figures['env_steps']:,}", f"{mean} ({low} to {high})"))
+    for run in [path.parent for group in groups for path in sorted(group.glob("*/seed-*/evaluation.json"))]:
+        name, decisions, score = evaluated(run)
+        rows.append((f"[{name}](results/{run.parents[1].name})", run.name.removeprefix("seed-"), decisions, score))
     header = ("game", "seed", "decisions", "mean score (95 % interval)")
     return measured([about(group) for group in groups]) + table(header, rows)
 

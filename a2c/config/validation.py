@@ -82,7 +82,7 @@ def _check_between_settings(config: Any) -> None:
         )
     if config.algorithm == "ga3c" and config.exploration_noise:
         raise ValueError(
-            f"exploration_noise must be 0 for algorithm ga3c, whose actors do not count the decisions of the run, "
+            "exploration_noise must be 0 for algorithm ga3c, whose actors do not count the decisions of the run, "
             f"got {config.exploration_noise}"
         )
     for name in ("num_minibatches", "num_envs"):

@@ -136,7 +136,8 @@ class CorridorEnv(gym.Env):
         self.place = max(0, self.place + (1 if action else -1))
         self.step_count += 1
         arrived = self.place == self.LENGTH
-        return np.full(1, self.place, np.float32), float(arrived), arrived or self.step_count == 45, False, {}
+        over = arrived or self.step_count == self.LENGTH * 3 // 2
+        return np.full(1, self.place, np.float32), float(arrived), over, False, {}
 
 
 def vector(*envs: gym.Env) -> MonitoredVectorEnv:

@@ -41,17 +41,8 @@ SHORT = ["--threads", "2", "--rollout-steps", "20"]
 CASES = {
     "cartpole": ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "16", *SHORT],
     "exploration": [
-        *(
-            "--preset",
-            "cartpole",
-            "--exploration-noise",
-            "1.5",
-            "--exploration-end",
-            "0.0006",
-            "--num-envs",
-            "8",
-            *SHORT,
-        )
+        *("--preset", "cartpole", "--num-envs", "8", "--exploration-noise", "1.5", "--exploration-end", "0.0006"),
+        *SHORT,
     ],
     "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4", *SHORT],
     "pong async": ["--preset", "pong-fast", "--backend", "async", "--num-envs", "8", *SHORT],
