@@ -37,13 +37,15 @@ class Policy:
         self.rnn_state = initial_state(net, num_envs, device)
         self.replay: Replay | None = None
         self.noise_scale = 0.0
-        self.noise: Tensor | None = None  # [N, A]
+        self.noise: Tensor | None = None  # [N, A]; drawn for the first decision, which says how many actions there are
 
     def capture(self, obs: Tensor) -> None:
         """Let all later decisions, on observations like `obs [N, ...]`, be replays, whose results the next one
         overwrites (see `a2c.compute.graphs`). For networks without an rnn_state.
         """
         starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # which no such network reads
+        with torch.no_grad():
+            self.noise = torch.zeros_like(step(self.net, obs, self.rnn_state, starts)[0], dtype=torch.float32)
         self.replay = make_replay(lambda obs: self._decide(obs, starts), [obs], obs.device, generator=self.generator)
 
     def perturb(self, scale: float) -> None:
@@ -51,9 +53,13 @@ class Policy:
 
         `scale` is the standard deviation (nats; 0 = no noise). The noise is a number per environment and action, as
         if the biases of the last layer were perturbed: see Plappert et al. (2018), "Parameter space noise for
-        exploration", and Fortunato et al. (2018), "Noisy networks for exploration". A captured policy ignores it.
+        exploration", and Fortunato et al. (2018), "Noisy networks for exploration".
         """
-        self.noise_scale, self.noise = scale, None
+        self.noise_scale = scale
+        if self.replay is None:
+            self.noise = None
+        elif self.noise is not None:  # the replays read it
+            self._draw_noise(self.noise)
 
     def begin(self, num_envs: int) -> None:
         """Begin new episodes in `num_envs` environments."""
@@ -80,15 +86,18 @@ class Policy:
     @torch.no_grad()
     def _decide(self, obs: Tensor, starts: Tensor) -> Decision:
         logits, values, self.rnn_state = step(self.net, obs, self.rnn_state, starts)
-        if self.noise_scale > 0:
-            if self.noise is None:
-                noise = torch.empty(logits.shape, device=logits.device)
-                self.noise = noise.normal_(0.0, self.noise_scale, generator=self.generator)
+        if self.noise is None and self.noise_scale > 0:
+            self.noise = self._draw_noise(torch.empty(logits.shape, device=logits.device))
+        if self.noise is not None:
             logits = logits + self.noise
         log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
         # log_softmax rounds: two logits may become equal
         actions = logits.argmax(dim=1, keepdim=True) if self.greedy else self._sample(log_probs)  # [N, 1]
         return Decision(actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), values.float().squeeze(1))
+
+    def _draw_noise(self, noise: Tensor) -> Tensor:
+        """Fill `noise [N, A]` with what `perturb` asked for."""
+        return noise.normal_(0.0, self.noise_scale, generator=self.generator) if self.noise_scale > 0 else noise.zero_()
 
     def _sample(self, log_probs: Tensor) -> Tensor:
         """Actions `[N, 1]` with probabilities `exp(log_probs [N, A])`.

@@ -27,6 +27,7 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import Episode
 from a2c.learner import Learner
+from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
@@ -51,9 +52,9 @@ class GA3C:
             buffers = make_buffers(len(task.seeds), self.spaces, getattr(learner.net, "rnn_state_size", 0))
             here, there = Pipe()
             all_buffers[here] = buffers
-            arguments.append((task, buffers, there))
+            arguments.append((task, buffers, there, learner.env_steps))
         self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
-        for _, _, there in arguments:
+        for _, _, there, _ in arguments:
             there.close()  # so that the actor's end is the only one
         for first_obs in self.workers.await_all():
             if new_run:
@@ -129,18 +130,20 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
     return Collected(rollout, episodes, {})
 
 
-def run_actor(task: WorkerTask, buffers: InferenceBuffers, requests: Connection, pipe: Connection) -> None:
+def run_actor(
+    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, env_steps: int, pipe: Connection
+) -> None:
     """One actor: environments, and no network of its own.
 
     It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
     """
     compute = Compute(task.config)
-    net: Any = RemoteNetwork(buffers, requests)  # called like a network
+    net: Any = RemoteNetwork(buffers, requests, env_steps)  # called like a network
     collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
     pipe.send(collector.next_obs.numpy())
     while True:
-        collected = collector.collect()
+        collected = collector.collect(noise=exploration_noise(task.config, net.env_steps))
         names = [field.name for field in fields(Rollout) if field.name != "obs"]
         arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())

@@ -107,8 +107,8 @@ class Config:
     entropy_hold: Annotated[float, Range(0.0, 1.0)] = 0.4
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     exploration_noise: Annotated[float, Range(0.0, 100.0)] = 0.0
-    """Normal noise on the logits, per environment and rollout (a2c, a3c; standard deviation in nats; 0 = off)."""
-    exploration_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.5
+    """Normal noise on the logits, per environment and rollout (standard deviation in nats; 0 = off)."""
+    exploration_end: Annotated[float, Range(0.0, 1.0, above=True)] = 0.25
     """Part of the run over which exploration_noise falls to 0, linearly (share of total_env_steps)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""

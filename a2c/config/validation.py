@@ -80,11 +80,6 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(
             f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
         )
-    if config.algorithm == "ga3c" and config.exploration_noise:
-        raise ValueError(
-            "exploration_noise must be 0 for algorithm ga3c, whose actors do not count the decisions of the run, "
-            f"got {config.exploration_noise}"
-        )
     for name in ("num_minibatches", "num_envs"):
         if config.algorithm == "a3c" and config.workers > (most := getattr(config, name)):
             raise ValueError(
@@ -103,7 +98,7 @@ def _check_sliding(config: Any) -> None:
 
 
 def _check_graphs(config: Any) -> None:
-    needed = {"algorithm": "a2c", "sliding_batch": 0, "optimizer": "adam", "shuffle": True, "exploration_noise": 0}
+    needed = {"algorithm": "a2c", "sliding_batch": 0, "optimizer": "adam", "shuffle": True}
     _check_values(config, needed, "cuda_graphs")
     if config.network in ("lstm", "custom"):
         kind = "recurrent" if config.network == "lstm" else "one's own"

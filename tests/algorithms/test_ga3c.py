@@ -30,6 +30,7 @@ from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--algorithm", "ga3c", "--num-envs", "4", "--no-progress", "--env-timeout", "5"]
 LSTM = ["--preset", "cartpole-lstm", *FLAGS[2:]]
+NOISE = [*FLAGS, "--exploration-noise", "1.5", "--exploration-end", "1"]
 
 
 @pytest.fixture(params=[FLAGS, LSTM], ids=["mlp", "lstm"])
@@ -62,7 +63,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
         buffers = make_buffers(rows, spaces, rnn_state_size(learner.net))
         here, there = Pipe()
         all_buffers[here] = buffers
-        remotes.append(RemoteNetwork(buffers, there))
+        remotes.append(RemoteNetwork(buffers, there, 0))
     draw = torch.Generator().manual_seed(0)
     requests = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 2)]
     rnn_states = [torch.randn(len(obs), rnn_state_size(learner.net), generator=draw) for obs in requests]
@@ -74,7 +75,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
 
     with closing(Predictor(learner, all_buffers, compute)) as predictor:
         for updates in (0, 5):
-            learner.updates = updates
+            learner.set_counts(100 * updates, updates)
             predictor.sync()
             threads = [threading.Thread(target=request, args=(i,)) for i in range(3)]
             for thread in threads:
@@ -87,7 +88,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
             with torch.no_grad():
                 next(learner.net.parameters()).add_(0.1)  # the predictor's copy changes at `sync` alone
         predictor.check()
-    assert [remote.versions for remote in remotes] == [[0, 5]] * 3
+    assert [(remote.versions, remote.env_steps) for remote in remotes] == [([0, 5], 500)] * 3
 
 
 def test_predictor_failure_is_raised_by_check(setting):
@@ -135,18 +136,21 @@ def test_a_predictor_that_never_has_memory_ends_the_run_with_advice_and_its_last
     assert f"the last checkpoint is kept: {tmp_path / 'run' / 'latest.pt'} (" in line
 
 
+@pytest.mark.parametrize("setting", [FLAGS, LSTM, NOISE], ids=["mlp", "lstm", "noise"], indirect=True)
 def test_actor_collects_as_a_collector_with_the_network_would(setting):
     # Nothing is learned here, so policy lag does not matter and the experience must be the same, bit for bit.
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
+    learner.set_counts(config.total_env_steps // 2, 0)  # resumed: half of the noise is left
+    noise = config.exploration_noise / 2
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, num_minibatches: taken.extend(copy.deepcopy(rollout).split(num_minibatches // 2))
     algorithm.start(new_run=True)
     expected = []
-    for part in make_tasks(config, 0):
+    for part in make_tasks(config, learner.env_steps):
         collector = Collector([part.make_envs()], before, config.rollout_steps, compute, part.sampling_seed)
-        expected.append([copy.deepcopy(collector.collect().rollout) for _ in range(3)])
+        expected.append([copy.deepcopy(collector.collect(noise=noise).rollout) for _ in range(3)])
     theirs = [[], []]
     while min(map(len, theirs)) < 3:
         algorithm.training_step()
@@ -274,7 +278,7 @@ def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics():
             while learner.updates == 0:
                 algorithm.training_step()
             after, learned = algorithm.predictor.net.state_dict(), learner.replica.state_dict()
-            assert algorithm.predictor.version == learner.updates
+            assert algorithm.predictor.counts[0] == learner.updates
             assert all(torch.equal(after[name], learned[name]) for name in learned)
             changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert any("norm" in name for name in changed) and any("norm" not in name for name in changed)

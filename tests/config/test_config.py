@@ -126,26 +126,16 @@ def test_config_refuses_zero_and_less_where_a_range_is_above_it(name, value):
     assert str(refusal.value) == f"{name} must be above 0.0 and at most {RANGES[name].high}, got {value}"
 
 
-@pytest.mark.parametrize("wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}])
+@pytest.mark.parametrize(
+    "wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}, {"exploration_noise": 1.5}]
+)
 def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
     good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}
     assert Config(**good).sliding_batch == 32
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"^{name} must be 1 when sliding_batch is set, got {wrong[name]}"):
+    needed = 0 if name == "exploration_noise" else 1
+    with pytest.raises(ValueError, match=f"^{name} must be {needed} when sliding_batch is set, got {wrong[name]}"):
         Config(**good | wrong)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}, "when sliding_batch is set"),
-        ({"algorithm": "ga3c"}, "for algorithm ga3c, whose actors do not count the decisions of the run"),
-    ],
-)
-def test_config_refuses_exploration_noise_where_nothing_makes_it(settings, message):
-    assert Config(**settings).exploration_noise == 0.0
-    with pytest.raises(ValueError, match=f"^exploration_noise must be 0 {message}, got 1.5$"):
-        Config(exploration_noise=1.5, **settings)
 
 
 @pytest.mark.parametrize(("changes", "most"), [({}, 12), ({"shuffle": False}, 3), ({"network": "lstm"}, 3)], ids=str)
