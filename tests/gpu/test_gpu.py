@@ -102,11 +102,14 @@ def test_replayed_decisions_are_the_eager_ones_for_the_same_noise():
     starts = torch.zeros(16, dtype=torch.bool, device=CUDA)
     plain, replayed = Policy(net, 16, CUDA, seed=3), Policy(net, 16, CUDA, seed=3)
     replayed.capture(obs[0])
-    for one in obs:
+    for number, one in enumerate(obs):
+        for policy in (plain, replayed):
+            policy.perturb(number % 3)
         mine, theirs = plain.act(one, starts), replayed.act(one, starts)
         assert torch.equal(mine.actions, theirs.actions)
         torch.testing.assert_close(mine.values, theirs.values, atol=1e-4, rtol=1e-4)
     assert torch.equal(plain.generator.get_state(), replayed.generator.get_state())
+    replayed.perturb(0.0)
     assert len(torch.stack([replayed.act(obs[0], starts).actions.clone() for _ in range(20)]).unique(dim=0)) > 1
 
 
