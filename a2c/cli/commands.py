@@ -170,6 +170,7 @@ def _record(options: RecordVideo) -> int:
             seed=options.seed,
             episodes=options.episodes,
             best_of=options.best_of,
+            max_length=options.max_length,
             overlay=options.overlay,
             watch=watch,
         )

@@ -53,17 +53,18 @@ def record_video(
     seed: int = 10_000,
     episodes: int = 1,
     best_of: int = 1,
+    max_length: int = LONGEST,
     overlay: bool = False,
     watch: Watch | None = None,
     network: NetworkFn | None = None,
     env_fn: EnvFn | None = None,
 ) -> list[RecordedEpisode]:
-    """Play whole episodes with the run's policy and write their pictures, one per decision, to `out`.
+    """Play episodes with the run's policy and write their pictures, one per decision, to `out`.
 
     Episode i has the seed `seed + i`. `episodes` of them follow each other in the film; with `best_of`, as many are
-    played, and the one with the highest score is played again for the film. `overlay` draws value estimate and action
-    probabilities beside the picture. `watch` is called after each decision. `network` and `env_fn`: what the `Trainer`
-    was given.
+    played, and the one with the highest score is played again for the film. Each ends after `max_length` decisions
+    where it has not ended before. `overlay` draws value estimate and action probabilities beside the picture. `watch`
+    is called after each decision. `network` and `env_fn`: what the `Trainer` was given.
 
     `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or package, numbers out of range, or an environment that cannot be rendered, OSError
@@ -72,7 +73,7 @@ def record_video(
     """
     out = Path(out)
     check_writer(out)
-    _check_counts(episodes, best_of)
+    _check_counts(episodes, best_of, max_length)
     config, net, _ = load_policy(Path(run_dir), checkpoint, custom=Custom(network, env_fn))
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
@@ -82,7 +83,7 @@ def record_video(
         stack.enter_context(without_window())
         compute = Compute(config)
         stack.callback(compute.close)
-        recorder = Recorder(config, make_replica(net, compute), compute, greedy, watch)
+        recorder = Recorder(config, make_replica(net, compute), compute, greedy, max_length, watch)
         fps = recorder.check()
         if best_of > 1:
             seeds = [recorder.best(seeds)]
@@ -105,8 +106,8 @@ def describe(episodes: list[RecordedEpisode], run_dir: str, best_of: int = 1) ->
     return f"{what} of {run_dir}, score {scores}, {length}"
 
 
-def _check_counts(episodes: int, best_of: int) -> None:
-    for name, count in (("episodes", episodes), ("best_of", best_of)):
+def _check_counts(episodes: int, best_of: int, max_length: int) -> None:
+    for name, count in (("episodes", episodes), ("best_of", best_of), ("max_length", max_length)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
     if episodes > 1 and best_of > 1:
@@ -130,9 +131,16 @@ class Recorder:
     """
 
     def __init__(
-        self, config: Config, net: nn.Module, compute: Compute, greedy: bool, watch: Watch | None = None
+        self,
+        config: Config,
+        net: nn.Module,
+        compute: Compute,
+        greedy: bool,
+        max_length: int = LONGEST,
+        watch: Watch | None = None,
     ) -> None:
         self.config, self.net, self.compute, self.greedy = config, ObservedNet(net), compute, greedy
+        self.max_length = max_length
         self.watch = watch or (lambda decisions, scores: None)
         self.spec = checked_spec(config)
         self.episodes: list[RecordedEpisode] = []
@@ -168,7 +176,7 @@ class Recorder:
         envs = MonitoredVectorEnv(vector, [self._env_seed(seed)])
         collector = Collector([envs], self.net, 1, self.compute, seed, self.greedy)
         before, scores = sum(one.length for one in self.episodes), [one.score for one in self.episodes]
-        while not env.ended and env.length < LONGEST:
+        while not env.ended and env.length < self.max_length:
             picture, score = env.picture, env.score
             actions = collector.collect().rollout.actions
             yield picture, score, self.net.thought(int(actions[0, 0]))

@@ -233,10 +233,13 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
         assert pictures.shape == (8, 30, 500, 3) and fps == 10
 
 
-def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(recording, "LONGEST", 4)
-    assert cli.main(["record", str(run), "--out", str(tmp_path / "episode.gif")]) == 0
+def test_record_command_stops_an_episode_at_its_longest_and_prints_that(run, tmp_path, capsys):
+    whole, cut = tmp_path / "whole.webp", tmp_path / "cut.webp"
+    assert cli.main(["record", str(run), "--out", str(whole)]) == 0
+    assert "one episode of" in (line := capsys.readouterr().out) and "60 decisions" in line
+    assert cli.main(["record", str(run), "--out", str(cut), "--max-length", "4"]) == 0
     assert "the beginning of an episode" in (line := capsys.readouterr().out) and "4 decisions" in line
+    assert np.array_equal(pictures_of(cut), pictures_of(whole)[:5])
 
 
 @pytest.mark.parametrize(
@@ -247,6 +250,7 @@ def test_record_command_stops_an_episode_without_an_end_and_prints_that(run, tmp
         (["--seed", "-1"], ["seed must be at least 0", "-1"]),
         (["--episodes", "0"], ["episodes must be at least 1, got 0"]),
         (["--best-of", "0"], ["best_of must be at least 1, got 0"]),
+        (["--max-length", "0"], ["max_length must be at least 1, got 0"]),
         (["--best-of", "2", "--episodes", "3"], ["episodes must be 1 where best_of is set, got 3"]),
         (["--seed", "2000000000", "--best-of", "2"], ["seed must be at least 0", "2000000001"]),
         (["--checkpoint", "none.pt"], ["checkpoint must be a file", "none.pt"]),
