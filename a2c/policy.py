@@ -128,8 +128,8 @@ class Policy:
 
 
 def exploration_noise(config: Config, env_steps: int) -> float:
-    """The scale of `Policy.perturb` after `env_steps` decisions: linear to 0 at `exploration_end`, then 0."""
-    return config.exploration_noise * max(0.0, 1.0 - env_steps / (config.exploration_end * config.total_env_steps))
+    """The scale of `Policy.perturb` after `env_steps` decisions: linear to 0 at `exploration_steps`, then 0."""
+    return config.exploration_noise * max(0.0, 1.0 - env_steps / config.exploration_steps)
 
 
 def check_finite(log_probs: Tensor) -> None:

@@ -283,7 +283,7 @@ def test_entropy_coef_is_held_and_then_moves_linearly_to_entropy_final():
 
 
 def test_exploration_noise_falls_linearly_to_zero_at_its_end():
-    config = Config(exploration_noise=2.0, exploration_end=0.5, total_env_steps=1000, schedule_end=0.1)
+    config = Config(exploration_noise=2.0, exploration_steps=500, total_env_steps=1000, schedule_end=0.1)
     assert [exploration_noise(config, n) for n in (0, 125, 250, 500, 900)] == pytest.approx([2.0, 1.5, 1.0, 0.0, 0.0])
     assert [exploration_noise(Config(), n) for n in (0, 900)] == [0.0, 0.0]
 

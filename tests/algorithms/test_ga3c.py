@@ -30,7 +30,7 @@ from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--algorithm", "ga3c", "--num-envs", "4", "--no-progress", "--env-timeout", "5"]
 LSTM = ["--preset", "cartpole-lstm", *FLAGS[2:]]
-NOISE = [*FLAGS, "--exploration-noise", "1.5", "--exploration-end", "1"]
+NOISE = [*FLAGS, "--exploration-noise", "1.5", "--exploration-steps", "1000000"]
 
 
 @pytest.fixture(params=[FLAGS, LSTM], ids=["mlp", "lstm"])
@@ -143,7 +143,7 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
     learner.set_counts(config.total_env_steps // 2, 0)  # resumed: half of the noise is left
-    noise = config.exploration_noise / 2
+    noise = config.exploration_noise / 2  # which falls over the whole run here
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, num_minibatches: taken.extend(copy.deepcopy(rollout).split(num_minibatches // 2))
     algorithm.start(new_run=True)
