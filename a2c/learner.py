@@ -18,7 +18,7 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
-from a2c.policy import check_network
+from a2c.policy import check_network, exploration_noise
 from a2c.rollout import Rollout, split_edges
 from a2c.update import (
     Gradients,
@@ -45,8 +45,8 @@ class Shared(NamedTuple):
 class Learner:
     """Turns rollouts into a better policy.
 
-    `net` holds the float32 parameters; `replica` (see `make_replica`) acts and learns. `env_steps` and `updates`
-    count what was learned from.
+    `net` holds the float32 parameters; `replica` (see `make_replica`) acts and learns. `env_steps`, `updates` and
+    `rewards` (decisions with a reward, with exploration noise only) count what was learned from.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.env_steps = self.updates = 0
+        self.env_steps = self.updates = self.rewards = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
@@ -121,6 +121,8 @@ class Learner:
             self.compute.ranks.copy_first(self.net.buffers())
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += self._decisions(rollout)
+        if self.config.exploration_noise > 0:
+            self.rewards += int(self.compute.ranks.sum(rollout.rewards.count_nonzero()))
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -182,19 +184,21 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int) -> None:
+    def set_counts(self, env_steps: int, updates: int, rewards: int) -> None:
         """Set the counts to those of all learners of the run together."""
-        self.env_steps, self.updates = env_steps, updates
+        self.env_steps, self.updates, self.rewards = env_steps, updates, rewards
 
-    def add_remote(self, env_steps: int, updates: int, metrics: dict[str, float]) -> None:
+    def add_remote(self, env_steps: int, updates: int, rewards: int, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
-        self.set_counts(self.env_steps + env_steps, self.updates + updates)
+        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.rewards + rewards)
         self.last_metrics = metrics or self.last_metrics
 
     def metrics(self) -> dict[str, float]:
-        """Counts, learning rate, and the terms of the last update (of an earlier session where this one has none)."""
+        """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
         counts = {"env_steps": self.env_steps, "updates": self.updates}
-        return {**counts, "learning_rate": learning_rate(self.config, self.env_steps), **self.update_metrics()}
+        noise = exploration_noise(self.config, self.rewards)
+        schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
+        return {**counts, **schedules, **self.update_metrics()}
 
     def update_metrics(self) -> dict[str, float]:
         """Terms of the last update, empty before the first (host copies: call it once per logged row)."""
@@ -210,6 +214,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
+            "rewards": self.rewards,
             "metrics": self.update_metrics(),
         }
 
@@ -218,14 +223,9 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        self.set_counts(int(state["env_steps"]), int(state["updates"]))
+        rewards = state.get("rewards", 0)  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), int(rewards))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
-
-
-def check_finite(network: dict[str, Tensor]) -> None:
-    """FloatingPointError where a network's state holds NaN or infinity."""
-    if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
-        raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")
 
 
 def learning_rate(config: Config, env_steps: int) -> float:

@@ -127,9 +127,9 @@ class Policy:
         self.rnn_state = saved.to(self.rnn_state.device)
 
 
-def exploration_noise(config: Config, env_steps: int) -> float:
-    """The scale of `Policy.perturb` after `env_steps` decisions: linear to 0 at `exploration_steps`, then 0."""
-    return config.exploration_noise * max(0.0, 1.0 - env_steps / config.exploration_steps)
+def exploration_noise(config: Config, rewards: int) -> float:
+    """The scale of `Policy.perturb` after `rewards` decisions with a reward: linear to 0 at `exploration_rewards`."""
+    return config.exploration_noise * max(0.0, 1.0 - rewards / config.exploration_rewards)
 
 
 def check_finite(log_probs: Tensor) -> None:

@@ -21,11 +21,11 @@ def train(envs, net, rollouts, **settings):
     with closing(Compute(config)) as compute:
         optimizer = make_optimizer(net, config)
         collector = Collector([envs], net, config.rollout_steps, compute, config.seed)
-        env_steps, scores = 0, []
+        rewards, scores = 0, []
         for _ in range(rollouts):
-            collected = collector.collect(noise=exploration_noise(config, env_steps))
+            collected = collector.collect(noise=exploration_noise(config, rewards))
             learn(net, net, optimizer, collected.rollout, config, compute)
-            env_steps += len(collected.rollout)
+            rewards += int(collected.rollout.rewards.count_nonzero())
             scores += [episode.score for episode in collected.episodes]
     return scores
 
@@ -52,7 +52,7 @@ def test_learner_solves_the_identity_task(seed):
 def test_learner_finds_the_reward_of_a_long_corridor_with_exploration_noise_and_not_without(seed):
     # All parameters are 0 at first: a fair coin, which gets to the end in one of 201,904 episodes, and no advantage
     # that would change it before.
-    settings = {"rollout_steps": 45, "learning_rate": 0.02, "entropy_coef": 0.005, "exploration_steps": 36_000}
+    settings = {"rollout_steps": 45, "learning_rate": 0.02, "entropy_coef": 0.005, "exploration_rewards": 500}
     scores = {}
     for noise in (0.0, 2.0):
         envs, net = vector(*(CorridorEnv() for _ in range(8))), TinyNet(features=1, n_actions=2)

@@ -283,7 +283,7 @@ def test_entropy_coef_is_held_and_then_moves_linearly_to_entropy_final():
 
 
 def test_exploration_noise_falls_linearly_to_zero_at_its_end():
-    config = Config(exploration_noise=2.0, exploration_steps=500, total_env_steps=1000, schedule_end=0.1)
+    config = Config(exploration_noise=2.0, exploration_rewards=500)
     assert [exploration_noise(config, n) for n in (0, 125, 250, 500, 900)] == pytest.approx([2.0, 1.5, 1.0, 0.0, 0.0])
     assert [exploration_noise(Config(), n) for n in (0, 900)] == [0.0, 0.0]
 
@@ -303,6 +303,22 @@ def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_
     assert float(ratio) < 0.95 or not noise
 
 
+def test_learn_counts_decisions_with_a_reward_once_and_the_noise_falls_with_them():
+    config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, epochs=2)
+    config = replace(config, exploration_noise=2.0, exploration_rewards=6)
+    rollout = random_rollout(envs=10)
+    rollout.rewards.zero_()
+    rollout.rewards[[0, 1, 3], [4, 4, 9]] = torch.tensor([1.0, -0.5, 100.0])
+    with closing(Compute(config)) as compute:
+        learner, resumed = (Learner(config, spaces((4,), 3), compute) for _ in range(2))
+        learner.learn(rollout)
+        resumed.load_state_dict(learner.state_dict())
+        assert learner.rewards == resumed.rewards == 3
+        assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"] == 1.0
+        learner.learn(rollout)
+    assert learner.rewards == 6 and learner.metrics()["exploration_noise"] == 0.0
+
+
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
     config = replace(CONFIG, network="mlp", num_minibatches=1, num_envs=10, total_env_steps=240, max_grad_norm=0.0)
     config = replace(config, lr_final=0.2, entropy_final=0.4, entropy_hold=0.0, schedule_end=1.0)
@@ -312,7 +328,7 @@ def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
         constant = replace(config, learning_rate=0.006, lr_final=1.0, entropy_coef=0.035, entropy_final=1.0)
         expected = Learner(constant, spaces((4,), 3), compute)
         for learner in (scheduled, expected):
-            learner.set_counts(120, 0)
+            learner.set_counts(120, 0, 0)
             learner.learn(rollout)
             learner.sync()
     torch.testing.assert_close(flat(scheduled.net), flat(expected.net))

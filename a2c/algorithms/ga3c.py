@@ -52,7 +52,7 @@ class GA3C:
             buffers = make_buffers(len(task.seeds), self.spaces, getattr(learner.net, "rnn_state_size", 0))
             here, there = Pipe()
             all_buffers[here] = buffers
-            arguments.append((task, buffers, there, learner.env_steps))
+            arguments.append((task, buffers, there, learner.rewards))
         self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
         for _, _, there, _ in arguments:
             there.close()  # so that the actor's end is the only one
@@ -131,7 +131,7 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
 
 
 def run_actor(
-    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, env_steps: int, pipe: Connection
+    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, rewards: int, pipe: Connection
 ) -> None:
     """One actor: environments, and no network of its own.
 
@@ -139,11 +139,11 @@ def run_actor(
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
     """
     compute = Compute(task.config)
-    net: Any = RemoteNetwork(buffers, requests, env_steps)  # called like a network
+    net: Any = RemoteNetwork(buffers, requests, rewards)  # called like a network
     collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
     pipe.send(collector.next_obs.numpy())
     while True:
-        collected = collector.collect(noise=exploration_noise(task.config, net.env_steps))
+        collected = collector.collect(noise=exploration_noise(task.config, net.rewards))
         names = [field.name for field in fields(Rollout) if field.name != "obs"]
         arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())

@@ -26,7 +26,7 @@ from a2c.policy import step
 from a2c.processes.errors import WorkerError
 
 REQUEST = b"?"  # the buffers are ready to be read
-COUNTS = struct.Struct("qq")  # a reply: updates that the network has seen, decisions that it has learned from
+COUNTS = struct.Struct("qq")  # a reply: updates that the network has seen, and decisions with a reward
 
 
 class InferenceBuffers(NamedTuple):
@@ -75,7 +75,7 @@ class Predictor:
     def __init__(self, learner: Learner, all_buffers: dict[Connection, InferenceBuffers], compute: Compute) -> None:
         self.learner, self.all_buffers, self.compute = learner, dict(all_buffers), compute
         self.net = copy.deepcopy(learner.replica)  # the learner updates its own meanwhile
-        self.counts = learner.updates, learner.env_steps
+        self.counts = learner.updates, learner.rewards
         steps, device = learner.config.rollout_steps, compute.device
         self.shown = {pipe: ShownObs(steps, buffers.obs, device) for pipe, buffers in all_buffers.items()}
         self.actors = list(all_buffers)  # their pipes, by the actors' numbers
@@ -95,7 +95,7 @@ class Predictor:
             if self.stream is not None:  # passes that read the parameters as they were
                 torch.cuda.current_stream(self.compute.device).wait_stream(self.stream)
             sync_replica(self.net, self.learner.net)
-            self.counts = self.learner.updates, self.learner.env_steps
+            self.counts = self.learner.updates, self.learner.rewards
             self._join_streams()
 
     def _join_streams(self) -> None:
@@ -164,9 +164,9 @@ class Predictor:
 class RemoteNetwork:
     """The predictor as an actor sees it: called like a network, computed in the run's process."""
 
-    def __init__(self, buffers: InferenceBuffers, pipe: Connection, env_steps: int) -> None:
-        """`env_steps`: decisions that the run has learned from; then as of the last reply."""
-        self.buffers, self.pipe, self.env_steps = buffers, pipe, env_steps
+    def __init__(self, buffers: InferenceBuffers, pipe: Connection, rewards: int) -> None:
+        """`rewards`: decisions with a reward that the run has learned from; then as of the last reply."""
+        self.buffers, self.pipe, self.rewards = buffers, pipe, rewards
         self.rnn_state_size = buffers.rnn_state.shape[1]
         self.versions: list[int] = []  # updates that the network had seen, per reply
 
@@ -179,7 +179,7 @@ class RemoteNetwork:
         self.buffers.obs.copy_(obs)
         self.buffers.rnn_state.copy_(rnn_state)
         self.pipe.send_bytes(REQUEST)
-        version, self.env_steps = COUNTS.unpack(self.pipe.recv_bytes())
+        version, self.rewards = COUNTS.unpack(self.pipe.recv_bytes())
         self.versions.append(version)
         return self.buffers.logits.clone(), self.buffers.values.clone(), self.buffers.rnn_state.clone()
 

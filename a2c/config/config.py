@@ -108,8 +108,8 @@ class Config:
     """Share of the schedule before entropy_coef begins to fall, linearly (0 to 1)."""
     exploration_noise: Annotated[float, Range(0.0, 100.0)] = 0.0
     """Normal noise on the logits, per environment and rollout (standard deviation in nats; 0 = off)."""
-    exploration_steps: Annotated[int, Range(1, 10**15)] = 500_000
-    """Within how many decisions exploration_noise falls to 0, linearly (env_steps)."""
+    exploration_rewards: Annotated[int, Range(1, 10**15)] = 1000
+    """Number of decisions with a reward, over which exploration_noise falls to 0, linearly (count)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None

@@ -49,6 +49,7 @@ METRICS = {
     "grad_max": "largest size of one gradient entry before the clip",
     "grad_var": "variance of the gradient's entries before the clip",
     "learning_rate": "step size of the optimiser now",
+    "exploration_noise": "standard deviation of the noise on the logits now (nats)",
     "share_env": "share of wall time in which environments step (0 to 1)",
     "share_act": "share of wall time in which the policy acts (0 to 1)",
     "share_learn": "share of wall time in which the network learns (0 to 1)",
@@ -57,7 +58,7 @@ GROUPS = {  # of the tags of TensorBoard and wandb, such as loss/loss_value
     "score": ("reward", "reward_100", "best_reward_100", "eval_score", "length_100", "episodes"),
     "loss": ("loss_policy", "loss_value", "loss_entropy", "loss_total"),
     "value": ("values", "batch_rewards", "advantage", "explained_variance"),
-    "policy": ("entropy", "ratio", "approx_kl", "clip_fraction", "policy_lag"),
+    "policy": ("entropy", "ratio", "approx_kl", "clip_fraction", "policy_lag", "exploration_noise"),
     "update": ("updates", "learning_rate", "grad_l2", "grad_max", "grad_var"),
     "time": ("seconds", "speed", "share_env", "share_act", "share_learn"),
 }

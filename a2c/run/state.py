@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from a2c.algorithms.base import Algorithm
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.trial import restores_exactly
-from a2c.learner import Learner, check_finite
+from a2c.learner import Learner
 from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.run.checkpoint import BEST, LATEST, raising_checkpoint_error
 from a2c.run.outputs import RunOutputs
@@ -189,3 +191,9 @@ class RunState:
         saved = self.ranks.first(write)
         self.saved_at = self.env_steps if saved else self.saved_at
         return saved
+
+
+def check_finite(network: dict[str, Tensor]) -> None:
+    """FloatingPointError where a network's state holds NaN or infinity."""
+    if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
+        raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")

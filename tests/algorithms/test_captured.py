@@ -16,7 +16,7 @@ from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 
 CARTPOLE = ["--preset", "cartpole", "--shuffle", "--epochs", "2", "--num-minibatches", "5", "--total-env-steps", "2048"]
-NOISE = [*CARTPOLE, "--exploration-noise", "1.5", "--exploration-steps", "1200"]
+NOISE = [*CARTPOLE, "--exploration-noise", "1.5", "--exploration-rewards", "1200"]
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--rollout-steps", "5", "--total-env-steps"]
 PONG += ["240", "--num-minibatches", "3", "--threads", "2"]
 

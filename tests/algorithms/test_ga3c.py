@@ -30,7 +30,7 @@ from a2c.run.trainer import Trainer
 
 FLAGS = ["--preset", "cartpole", "--algorithm", "ga3c", "--num-envs", "4", "--no-progress", "--env-timeout", "5"]
 LSTM = ["--preset", "cartpole-lstm", *FLAGS[2:]]
-NOISE = [*FLAGS, "--exploration-noise", "1.5", "--exploration-steps", "1000000"]
+NOISE = [*FLAGS, "--exploration-noise", "1.5", "--exploration-rewards", "100000"]
 
 
 @pytest.fixture(params=[FLAGS, LSTM], ids=["mlp", "lstm"])
@@ -75,7 +75,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
 
     with closing(Predictor(learner, all_buffers, compute)) as predictor:
         for updates in (0, 5):
-            learner.set_counts(100 * updates, updates)
+            learner.updates, learner.rewards = updates, 100 * updates
             predictor.sync()
             threads = [threading.Thread(target=request, args=(i,)) for i in range(3)]
             for thread in threads:
@@ -88,7 +88,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
             with torch.no_grad():
                 next(learner.net.parameters()).add_(0.1)  # the predictor's copy changes at `sync` alone
         predictor.check()
-    assert [(remote.versions, remote.env_steps) for remote in remotes] == [([0, 5], 500)] * 3
+    assert [(remote.versions, remote.rewards) for remote in remotes] == [([0, 5], 500)] * 3
 
 
 def test_predictor_failure_is_raised_by_check(setting):
@@ -142,13 +142,13 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
-    learner.set_counts(config.total_env_steps // 2, 0)  # resumed: half of the noise is left
-    noise = config.exploration_noise / 2  # which falls over the whole run here
+    learner.rewards = config.exploration_rewards // 2  # of a resumed run
+    noise = config.exploration_noise / 2
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, num_minibatches: taken.extend(copy.deepcopy(rollout).split(num_minibatches // 2))
     algorithm.start(new_run=True)
     expected = []
-    for part in make_tasks(config, learner.env_steps):
+    for part in make_tasks(config, 0):
         collector = Collector([part.make_envs()], before, config.rollout_steps, compute, part.sampling_seed)
         expected.append([copy.deepcopy(collector.collect(noise=noise).rollout) for _ in range(3)])
     theirs = [[], []]

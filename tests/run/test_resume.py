@@ -41,7 +41,7 @@ SHORT = ["--threads", "2", "--rollout-steps", "20"]
 CASES = {
     "cartpole": ["--env", "CartPole-v1", "--backend", "sync", "--num-envs", "16", *SHORT],
     "exploration": [
-        *("--preset", "cartpole", "--num-envs", "8", "--exploration-noise", "1.5", "--exploration-steps", "600"),
+        *("--preset", "cartpole", "--num-envs", "8", "--exploration-noise", "1.5", "--exploration-rewards", "600"),
         *SHORT,
     ],
     "frozen lake": ["--env", "FrozenLake-v1", "--backend", "sync", "--num-envs", "4", *SHORT],
