@@ -13,7 +13,7 @@ from pathlib import Path
 
 FILES = ("about.json", "compare.csv", "summary.csv", "compare.png")
 OF_A_GAME = ("latest.pt", "evaluation.json", "film.webp")  # beside the tables, where commands.sh has made them
-OF_A_RUN = ("config.json", "episodes.csv", "metrics.csv", "evaluations.csv", "evaluation.json")  # not every run has all
+OF_A_RUN = ("config.json", "episodes.csv", "metrics.csv", "evaluations.csv")  # not every run has all
 
 
 def keep(out: Path, kept: Path) -> None:

@@ -120,13 +120,6 @@ def sb3(group: Path) -> str:
     return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
-def evaluated(directory: Path) -> tuple[str, str, str]:
-    """Game, decisions and mean score with its interval of the evaluation in `directory`."""
-    figures = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
-    mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-    return figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}", f"{mean} ({low} to {high})"
-
-
 def games(*groups: Path) -> str:
     """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
     if not groups:
@@ -134,23 +127,13 @@ def games(*groups: Path) -> str:
     header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
     early, rows = zoo_at_2_million(), []
     for group in groups:
-        name, decisions, score = evaluated(group)
+        figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+        name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
+        mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
         others = [f"{early[name]:,.1f}" if name in early else "-"]
         others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        rows.append((f"[{name}](results/{group.name})", decisions, score, *others))
+        rows.append((f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others))
     return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
-
-
-def exploration(*groups: Path) -> str:
-    """A row per run with exploration noise: its policy, frozen and without the noise. Empty without a run."""
-    if not groups:
-        return ""
-    rows = []
-    for run in [path.parent for group in groups for path in sorted(group.glob("*/seed-*/evaluation.json"))]:
-        name, decisions, score = evaluated(run)
-        rows.append((f"[{name}](results/{run.parents[1].name})", run.name.removeprefix("seed-"), decisions, score))
-    header = ("game", "seed", "decisions", "mean score (95 % interval)")
-    return measured([about(group) for group in groups]) + table(header, rows)
 
 
 def zoo_at_2_million() -> dict[str, float]:
@@ -196,7 +179,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "strict": (learning, ["strict"]),
         "family": (learning, ["family"]),
         "lstm": (learning, ["lstm"]),
-        "exploration": (exploration, ["*-exploration"]),
+        "exploration": (games, ["*-exploration"]),
         "cartpole": (learning, ["cartpole", "cartpole-lstm"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),

@@ -125,9 +125,8 @@ def test_keep_copies_tables_and_picture_and_of_a_run_what_tables_are_made_of(tmp
     for name in ("status.json", "lock", "pong-fast/seed-0.log", "pong-fast/seed-0/latest.pt", "pong-fast/seed-0/x/y"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).touch()
-    (out / "pong-fast/seed-0/evaluation.json").touch()
     keep(out, tmp_path / "kept/out")
-    names = ("config.json", "episodes.csv", "metrics.csv", "evaluations.csv", "evaluation.json")
+    names = ("config.json", "episodes.csv", "metrics.csv", "evaluations.csv")
     run = {f"pong-fast/seed-0/{name}" for name in names}
     kept = {str(path.relative_to(tmp_path / "kept/out")) for path in (tmp_path / "kept/out").rglob("*.*")}
     assert kept == run | {"about.json", "compare.csv", "summary.csv", "compare.png"}

@@ -92,27 +92,6 @@ def test_games_table_has_a_row_per_game_beside_published_results(tmp_path, monke
     assert "RL Baselines3 Zoo" in title and commit == "Commit abc1234, 2 cores of X, torch 2." and tables.games() == ""
 
 
-def test_exploration_table_has_a_row_per_run_that_was_evaluated(tmp_path):
-    for name, env, seeds in (
-        ("enduro-x", "EnduroNoFrameskip-v4", (1, 2)),
-        ("freeway-x", "FreewayNoFrameskip-v4", (1,)),
-    ):
-        for seed in seeds:
-            run = tmp_path / name / "atari" / f"seed-{seed}"
-            run.mkdir(parents=True)
-            figures = {"env": env, "env_steps": 2_000_000, "mean": 100 * seed + 0.04, "interval": [99.0, 1001.0]}
-            (run / "evaluation.json").write_text(json.dumps(figures))
-        (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
-        (tmp_path / name / "evaluation.json").write_text("of the policy that is published")
-    text = tables.exploration(tmp_path / "enduro-x", tmp_path / "freeway-x")
-    assert text.startswith("Commit abc1234, ") and text.endswith(
-        "| [Enduro](results/enduro-x) | 1 | 2,000,000 | 100.0 (99.0 to 1,001.0) |\n"
-        "| [Enduro](results/enduro-x) | 2 | 2,000,000 | 200.0 (99.0 to 1,001.0) |\n"
-        "| [Freeway](results/freeway-x) | 1 | 2,000,000 | 100.0 (99.0 to 1,001.0) |\n"
-    )
-    assert tables.exploration() == ""
-
-
 def test_tables_of_two_commits_are_refused():
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
