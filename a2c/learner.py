@@ -103,6 +103,7 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
+        noise = exploration_noise(self.config, self.rewards)  # of the policy that acted
         done: list[tuple[Gradients, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
@@ -111,7 +112,7 @@ class Learner:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
             lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
-            off_policy = lags[-1] > 0 or self.config.exploration_noise > 0
+            off_policy = lags[-1] > 0 or noise > 0
             done.append(self.step(minibatch, size, off_policy, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
         check_steps(done, self.net, self.updates)

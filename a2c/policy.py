@@ -58,7 +58,8 @@ class Policy:
         self.noise_scale = scale
         if self.replay is None:
             self.noise = None
-        elif self.noise is not None:  # the replays read it
+        else:
+            assert self.noise is not None  # the replays read it
             self._draw_noise(self.noise)
 
     def begin(self, num_envs: int) -> None:

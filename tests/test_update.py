@@ -288,8 +288,8 @@ def test_exploration_noise_falls_linearly_to_zero_at_its_end():
     assert [exploration_noise(Config(), n) for n in (0, 900)] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_too(noise):
+@pytest.mark.parametrize(("noise", "rewards"), [(0.0, 0), (1.0, 0), (1.0, 1000)])
+def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_too(noise, rewards):
     config = replace(CONFIG, network="mlp", num_minibatches=1, num_envs=10, epochs=1, exploration_noise=noise)
     rollout = random_rollout(envs=10)
     with closing(Compute(config)) as compute:
@@ -297,10 +297,11 @@ def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_
         with torch.no_grad():
             log_probs = learner.net(rollout.obs.flatten(0, 1))[0].log_softmax(1)
         taken = log_probs.gather(1, rollout.actions.flatten()[:, None]).squeeze(1)
-        ratio = (taken - rollout.log_probs.flatten()).exp().clamp(max=1.0).mean() if noise else 1.0
+        ratio = (taken - rollout.log_probs.flatten()).exp().clamp(max=1.0).mean() if noise and rewards < 1000 else 1.0
+        learner.set_counts(0, 0, rewards)
         learner.learn(rollout)
     assert learner.metrics()["ratio"] == pytest.approx(float(ratio))
-    assert float(ratio) < 0.95 or not noise
+    assert float(ratio) < 0.95 or not noise or rewards == 1000
 
 
 def test_learn_counts_decisions_with_a_reward_once_and_the_noise_falls_with_them():
@@ -316,7 +317,10 @@ def test_learn_counts_decisions_with_a_reward_once_and_the_noise_falls_with_them
         assert learner.rewards == resumed.rewards == 3
         assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"] == 1.0
         learner.learn(rollout)
-    assert learner.rewards == 6 and learner.metrics()["exploration_noise"] == 0.0
+        assert learner.rewards == 6 and learner.metrics()["exploration_noise"] == 0.0
+        old = {name: value for name, value in learner.state_dict().items() if name != "rewards"}
+        resumed.load_state_dict(old)
+    assert resumed.rewards == 0 and resumed.env_steps == learner.env_steps
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():

@@ -76,7 +76,7 @@ class A3C:
         self.counters = counters = SharedCounters(env_steps, updates, rewards, torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
-        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:4], *seen])
+        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:-1], *seen])
         arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[SLOW])
         self.workers.await_all()
@@ -92,7 +92,7 @@ class A3C:
         assert self.workers is not None
         reports: list[WorkerReport] = [report for _, report in self.workers.receive()]
         for report in reports:
-            self.learner.add_remote(report.stats.env_steps, *report[1:])
+            self.learner.add_remote(report.stats.env_steps, report.updates, report.rewards, report.metrics)
         self.learner.sync(self.counters.statistics)
         return merge_stats([report.stats for report in reports], len(self.workers.processes))
 
@@ -151,10 +151,11 @@ def run_worker(
     sent = time.perf_counter() - METRICS_EVERY
     while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
-        noise = exploration_noise(config, int(counters.rewards.sum()))
+        rewards = int(counters.rewards.sum())
+        noise = exploration_noise(config, rewards)
         rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()), noise)
         began = time.perf_counter()
-        before, rewards = int(counters.updates[number]), int(counters.rewards.sum())
+        before = int(counters.updates[number])
         learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), rewards)
         learner.learn(rollout, count=count)
         counters.env_steps[number] += len(rollout)

@@ -18,7 +18,8 @@ from a2c.update import Gradients, Minibatch
 class CapturedSteps:
     """Takes the steps of `learner`, as `Learner.take_step` does, with a replay for each size of minibatch.
 
-    Minibatches have two sizes at most. The first one of a rollout has no importance ratios: that is another replay.
+    Minibatches have two sizes at most. Without exploration noise, the first one of a rollout has no importance ratios:
+    that is another replay.
     """
 
     def __init__(self, learner: Learner) -> None:

@@ -8,6 +8,7 @@ importance ratios and by log(pi + epsilon).
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import fields
@@ -30,6 +31,8 @@ from a2c.learner import Learner
 from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
+
+REWARDS = struct.Struct("q")  # a reply to an actor: decisions with a reward that the run has learned from
 
 
 class GA3C:
@@ -99,7 +102,7 @@ class GA3C:
         self.learner.learn(learned.rollout, num_minibatches=num_minibatches)
         self.predictor.sync()
         self.queue = []
-        self.workers.reply(self.waiting)
+        self.workers.reply(self.waiting, REWARDS.pack(self.learner.rewards))
         self.waiting = []
         return learned.episodes
 
@@ -133,19 +136,20 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
 def run_actor(
     task: WorkerTask, buffers: InferenceBuffers, requests: Connection, rewards: int, pipe: Connection
 ) -> None:
-    """One actor: environments, and no network of its own.
+    """One actor: environments, and no network of its own. `rewards`: decisions of the run so far that had a reward.
 
     It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
     """
     compute = Compute(task.config)
-    net: Any = RemoteNetwork(buffers, requests, rewards)  # called like a network
+    net: Any = RemoteNetwork(buffers, requests)  # called like a network
     collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
     pipe.send(collector.next_obs.numpy())
     while True:
-        collected = collector.collect(noise=exploration_noise(task.config, net.rewards))
+        collected = collector.collect(noise=exploration_noise(task.config, rewards))
         names = [field.name for field in fields(Rollout) if field.name != "obs"]
         arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
-        pipe.recv_bytes()  # until the learner has reached this rollout: else the policy lag would grow without bound
+        # Until the learner has reached this rollout: else the policy lag would grow without bound.
+        (rewards,) = REWARDS.unpack(pipe.recv_bytes())

@@ -26,7 +26,7 @@ from a2c.policy import step
 from a2c.processes.errors import WorkerError
 
 REQUEST = b"?"  # the buffers are ready to be read
-COUNTS = struct.Struct("qq")  # a reply: updates that the network has seen, and decisions with a reward
+VERSION = struct.Struct("q")  # a reply: updates that the network has seen
 
 
 class InferenceBuffers(NamedTuple):
@@ -75,7 +75,7 @@ class Predictor:
     def __init__(self, learner: Learner, all_buffers: dict[Connection, InferenceBuffers], compute: Compute) -> None:
         self.learner, self.all_buffers, self.compute = learner, dict(all_buffers), compute
         self.net = copy.deepcopy(learner.replica)  # the learner updates its own meanwhile
-        self.counts = learner.updates, learner.rewards
+        self.version = learner.updates
         steps, device = learner.config.rollout_steps, compute.device
         self.shown = {pipe: ShownObs(steps, buffers.obs, device) for pipe, buffers in all_buffers.items()}
         self.actors = list(all_buffers)  # their pipes, by the actors' numbers
@@ -95,7 +95,7 @@ class Predictor:
             if self.stream is not None:  # passes that read the parameters as they were
                 torch.cuda.current_stream(self.compute.device).wait_stream(self.stream)
             sync_replica(self.net, self.learner.net)
-            self.counts = self.learner.updates, self.learner.rewards
+            self.version = self.learner.updates
             self._join_streams()
 
     def _join_streams(self) -> None:
@@ -146,7 +146,7 @@ class Predictor:
                 rnn_state = to_device(torch.cat([buffers.rnn_state for buffers in all_buffers]), self.compute.device)
                 no_starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # actors reset their states
                 outputs = step(self.net, obs, rnn_state, no_starts)
-                counts = self.counts
+                version = self.version
             joined = torch.cat([output.float() for output in outputs], dim=1).cpu()  # the one wait
         rows = torch.split(joined, [len(buffers.obs) for buffers in all_buffers])
         for pipe, buffers, own in zip(requests, all_buffers, rows, strict=True):
@@ -156,7 +156,7 @@ class Predictor:
             buffers.values.copy_(values)
             buffers.rnn_state.copy_(rnn_state)
             try:
-                pipe.send_bytes(COUNTS.pack(*counts))
+                pipe.send_bytes(VERSION.pack(version))
             except OSError:
                 del self.all_buffers[pipe]
 
@@ -164,9 +164,8 @@ class Predictor:
 class RemoteNetwork:
     """The predictor as an actor sees it: called like a network, computed in the run's process."""
 
-    def __init__(self, buffers: InferenceBuffers, pipe: Connection, rewards: int) -> None:
-        """`rewards`: decisions with a reward that the run has learned from; then as of the last reply."""
-        self.buffers, self.pipe, self.rewards = buffers, pipe, rewards
+    def __init__(self, buffers: InferenceBuffers, pipe: Connection) -> None:
+        self.buffers, self.pipe = buffers, pipe
         self.rnn_state_size = buffers.rnn_state.shape[1]
         self.versions: list[int] = []  # updates that the network had seen, per reply
 
@@ -179,8 +178,7 @@ class RemoteNetwork:
         self.buffers.obs.copy_(obs)
         self.buffers.rnn_state.copy_(rnn_state)
         self.pipe.send_bytes(REQUEST)
-        version, self.rewards = COUNTS.unpack(self.pipe.recv_bytes())
-        self.versions.append(version)
+        self.versions += VERSION.unpack(self.pipe.recv_bytes())
         return self.buffers.logits.clone(), self.buffers.values.clone(), self.buffers.rnn_state.clone()
 
     def mean_version(self) -> float:

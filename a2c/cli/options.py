@@ -48,7 +48,7 @@ class RecordVideo:
     episodes: int = 1
     """Number of episodes in the film; each has the seed after the one before (count)."""
     best_of: int = 1
-    """Play this many episodes and record the one with the highest score (count)."""
+    """Play this many episodes, each up to max_length, and record the one with the highest score (count)."""
     max_length: int = 30_000
     """End an episode that has not ended after this many decisions (decisions; Atari has 15 a second)."""
     overlay: bool = False

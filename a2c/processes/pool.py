@@ -19,7 +19,6 @@ from a2c.processes.start import OURS, START_TIMEOUT, end_processes, prepare_work
 from a2c.processes.watchdog import Watchdog
 
 TICK = 0.5  # seconds that one wait counts at most, so that time in which this process was suspended (Ctrl-Z) does not
-REPLY = b"+"  # to a worker that waits
 DONE = "done"  # the last message of a worker whose work has returned
 
 
@@ -99,13 +98,13 @@ class WorkerPool:
             first |= self.receive(without=first)
         return list(first.values())
 
-    def reply(self, numbers: Container[int]) -> None:
-        """Reply to the workers in `numbers`, which wait in `pipe.recv_bytes()` after a message."""
+    def reply(self, numbers: Container[int], message: bytes) -> None:
+        """Reply with `message` to the workers in `numbers`, which wait in `pipe.recv_bytes()` after their own."""
         for pipe, number in self.pipes.items():
             if number in numbers:
                 self.waited[number] = 0.0  # until now it could not send anything
                 with suppress(OSError):  # it has died: `receive` will raise
-                    pipe.send_bytes(REPLY)
+                    pipe.send_bytes(message)
 
     @property
     def at_work(self) -> bool:

@@ -58,7 +58,7 @@ def test_a3c_with_one_worker_equals_a2c_with_one_thread_bit_for_bit(flags, tmp_p
     alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one in any case
     together = run(tmp_path / "a2c", [*flags, "--threads", "1"], "a2c")
     assert alone["updates"] == together["updates"] > 1
-    for part in ("network", "env_steps", "scores", "metrics"):
+    for part in ("network", "env_steps", "rewards", "scores", "metrics"):
         assert same(alone[part], together[part]), part
     assert same(alone["optimizer"]["state"], together["optimizer"]["state"])
 
@@ -71,6 +71,15 @@ def test_a3c_counts_every_decision_of_many_workers_which_end_together(tmp_path):
     assert state["env_steps"] - 7 * 500 <= played <= state["env_steps"]
     assert state["updates"] > 100 and state["metrics"]["policy_lag"] >= 0
     assert state["optimizer"]["state"][0]["step"] == pytest.approx(state["updates"], rel=0.02)  # races lose a few
+
+
+def test_a3c_counts_the_rewards_of_many_workers_also_after_a_resume(tmp_path):
+    flags = [*CARTPOLE, "--num-envs", "7", "--exploration-noise", "1", "--total-env-steps", "4000"]
+    state = run(tmp_path / "run", [*flags, "--stop-after", "2000"], workers=3)
+    assert 2000 <= state["rewards"] == state["env_steps"] < 4000  # CartPole pays for every decision
+    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "0"])).run().exit_code == 0
+    state = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert 4000 <= state["rewards"] == state["env_steps"]
 
 
 def episode_rows(run_dir):

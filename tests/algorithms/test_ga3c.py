@@ -63,7 +63,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
         buffers = make_buffers(rows, spaces, rnn_state_size(learner.net))
         here, there = Pipe()
         all_buffers[here] = buffers
-        remotes.append(RemoteNetwork(buffers, there, 0))
+        remotes.append(RemoteNetwork(buffers, there))
     draw = torch.Generator().manual_seed(0)
     requests = [torch.randn(rows, 4, generator=draw) for rows in (3, 1, 2)]
     rnn_states = [torch.randn(len(obs), rnn_state_size(learner.net), generator=draw) for obs in requests]
@@ -75,7 +75,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
 
     with closing(Predictor(learner, all_buffers, compute)) as predictor:
         for updates in (0, 5):
-            learner.updates, learner.rewards = updates, 100 * updates
+            learner.updates = updates
             predictor.sync()
             threads = [threading.Thread(target=request, args=(i,)) for i in range(3)]
             for thread in threads:
@@ -88,7 +88,7 @@ def test_remote_network_returns_the_outputs_of_the_network(setting):
             with torch.no_grad():
                 next(learner.net.parameters()).add_(0.1)  # the predictor's copy changes at `sync` alone
         predictor.check()
-    assert [(remote.versions, remote.rewards) for remote in remotes] == [([0, 5], 500)] * 3
+    assert [remote.versions for remote in remotes] == [[0, 5]] * 3
 
 
 def test_predictor_failure_is_raised_by_check(setting):
@@ -168,6 +168,24 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
                 assert torch.equal(getattr(mine, name), getattr(own, name)), name
             for name in ("values", "log_probs", "rnn_state", "next_rnn_state", "final_rnn_state"):
                 torch.testing.assert_close(getattr(mine, name), getattr(own, name))
+
+
+@pytest.mark.parametrize("rewards", [64, 10_000])
+def test_actors_have_no_noise_once_the_run_has_learned_from_enough_rewards(rewards, tmp_path):
+    flags = ["--workers", "1", "--exploration-noise", "5", "--exploration-rewards", str(rewards)]
+    whole = Trainer(parse_config([*NOISE[:-4], *flags, "--total-env-steps", "640", "--run-dir", str(tmp_path / "run")]))
+    learn, apart = whole.learner.learn, []
+
+    def compare(rollout, num_minibatches):
+        log_probs = whole.learner.net(rollout.obs.flatten(0, 1))[0].log_softmax(1)
+        log_probs = log_probs.gather(1, rollout.actions.flatten()[:, None]).squeeze(1)
+        apart.append(float((log_probs - rollout.log_probs.flatten()).abs().max().detach()))
+        learn(rollout, num_minibatches=num_minibatches)
+
+    whole.learner.learn = compare
+    assert whole.run().exit_code == 0
+    assert whole.learner.rewards == 640 and len(apart) == 5  # rollouts of 32 decisions in 4 environments, each paid
+    assert apart[0] > 0.1 and (max(apart[1:]) < 1e-3) == (rewards == 64)
 
 
 def test_ga3c_learns_every_decision_once_with_its_reward(tmp_path):
@@ -278,7 +296,7 @@ def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics():
             while learner.updates == 0:
                 algorithm.training_step()
             after, learned = algorithm.predictor.net.state_dict(), learner.replica.state_dict()
-            assert algorithm.predictor.counts[0] == learner.updates
+            assert algorithm.predictor.version == learner.updates
             assert all(torch.equal(after[name], learned[name]) for name in learned)
             changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert any("norm" in name for name in changed) and any("norm" not in name for name in changed)

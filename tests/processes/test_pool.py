@@ -68,7 +68,7 @@ def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
         end = time.perf_counter() + 1.2
         while time.perf_counter() < end:
             assert workers.receive() == []
-        workers.reply([0])
+        workers.reply([0], b"go on")
         assert workers.await_all() == ["another"]  # 2.6 seconds after the first, of which it worked for 1.4
 
 
