@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from a2c.cli import commands as cli
+from a2c.cli.options import RecordVideo
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
 from a2c.envs.make import run_seeds
@@ -234,6 +235,7 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
 
 
 def test_record_command_stops_an_episode_at_its_longest_and_prints_that(run, tmp_path, capsys):
+    assert RecordVideo.max_length == recording.LONGEST
     whole, cut = tmp_path / "whole.webp", tmp_path / "cut.webp"
     assert cli.main(["record", str(run), "--out", str(whole)]) == 0
     assert "one episode of" in (line := capsys.readouterr().out) and "60 decisions" in line
