@@ -37,7 +37,7 @@ class Policy:
         self.rnn_state = initial_state(net, num_envs, device)
         self.replay: Replay | None = None
         self.noise_scale = 0.0
-        self.noise: Tensor | None = None  # [N, A]; drawn for the first decision, which says how many actions there are
+        self.noise: Tensor | None = None  # [N, A]; the first decision that has noise says how many actions there are
 
     def capture(self, obs: Tensor) -> None:
         """Let all later decisions, on observations like `obs [N, ...]`, be replays, whose results the next one
@@ -56,10 +56,7 @@ class Policy:
         exploration", and Fortunato et al. (2018), "Noisy networks for exploration".
         """
         self.noise_scale = scale
-        if self.replay is None:
-            self.noise = None
-        else:
-            assert self.noise is not None  # the replays read it
+        if self.noise is not None:
             self._draw_noise(self.noise)
 
     def begin(self, num_envs: int) -> None:

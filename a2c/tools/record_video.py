@@ -131,13 +131,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        config: Config,
-        net: nn.Module,
-        compute: Compute,
-        greedy: bool,
-        max_length: int = LONGEST,
-        watch: Watch | None = None,
+        self, config: Config, net: nn.Module, compute: Compute, greedy: bool, max_length: int, watch: Watch | None
     ) -> None:
         self.config, self.net, self.compute, self.greedy = config, ObservedNet(net), compute, greedy
         self.max_length = max_length

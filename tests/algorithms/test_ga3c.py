@@ -173,7 +173,7 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
 @pytest.mark.parametrize("rewards", [64, 10_000])
 def test_actors_have_no_noise_once_the_run_has_learned_from_enough_rewards(rewards, tmp_path):
     flags = ["--workers", "1", "--exploration-noise", "5", "--exploration-rewards", str(rewards)]
-    whole = Trainer(parse_config([*NOISE[:-4], *flags, "--total-env-steps", "640", "--run-dir", str(tmp_path / "run")]))
+    whole = Trainer(parse_config([*FLAGS, *flags, "--total-env-steps", "640", "--run-dir", str(tmp_path / "run")]))
     learn, apart = whole.learner.learn, []
 
     def compare(rollout, num_minibatches):
