@@ -70,7 +70,7 @@ class Learner:
                     check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
             self.net = net.to(compute.device)
             compute.ranks.copy_first(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
-            self.optimizer = make_optimizer(self.net, config)
+            self.optimizer = make_optimizer(self.net, config, compute.replays)
         else:
             self.net, self.optimizer = shared.net, shared.optimizer
             if shared.statistics is not None:  # merged statistics are each learner's own

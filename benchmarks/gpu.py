@@ -1,6 +1,7 @@
 """How fast training is on a GPU, and how much of the environments' own speed it keeps.
 
-    python benchmarks/gpu.py --preset pong-fast --num-envs 256 --cuda-graphs --json gpu.json
+    python benchmarks/gpu.py --preset pong-fast --num-envs 256 --json gpu.json
+    python benchmarks/gpu.py --preset pong-fast --num-envs 256 --no-cuda-graphs
     python benchmarks/gpu.py --preset pong-fast --target       # and the wall time to a mean score of 18 on Pong
 
 Speeds are decisions per second (env_steps/s). Two stages alternate, one window each per round; the median counts.
@@ -62,10 +63,11 @@ def speeds(options: Options, config: Config) -> dict[str, Any]:
         window(stages["end to end"], min(options.seconds, 3.0))  # captures, and chooses kernels
         windows = measure(stages, options.seconds, options.rounds)
         device, precision = str(training.compute.device), training.compute.precision_name
+        replays = training.compute.replays
     median = {name: statistics.median(values) for name, values in windows.items()}
     share = median["end to end"] / median["environments"]
     peak = torch.cuda.max_memory_allocated() / 1e6 if device != "cpu" else None
-    facts = {"device": device, "precision": precision, "peak_gpu_mb": peak}
+    facts = {"device": device, "precision": precision, "cuda_graphs": replays, "peak_gpu_mb": peak}
     return {**facts, "windows": windows, "median": median, "share_of_environments": share}
 
 
@@ -89,7 +91,7 @@ def run(options: Options, config: Config) -> dict[str, Any]:
 def report(figures: dict[str, Any]) -> list[str]:
     """The figures as lines of text."""
     config, median, share = figures["config"], figures["median"], figures["share_of_environments"]
-    graphs = ", graphs" if config["cuda_graphs"] else ""
+    graphs = ", CUDA graphs" if figures["cuda_graphs"] else ""
     name = figures["machine"]["gpu"] if figures["device"] != "cpu" else "no GPU: these are figures of the CPU"
     lines = [
         f"{config['env']}, preset {config['preset']}, {config['backend']} x {config['num_envs']}",

@@ -25,6 +25,7 @@ from a2c.rollout import Rollout
 
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--threads", "2", "--rollout-steps", "6"]
 PONG += ["--num-minibatches", "3", "--precision", "float32", "--max-episode-frames", "40"]  # truncated after 10 steps
+PONG += ["--no-cuda-graphs"]
 FEW = [*PONG, "--num-envs", "6"]  # one group, where PONG has two, and sooner started
 LSTM = ["--preset", "lstm", "--backend", "sync", "--num-envs", "4", "--max-episode-frames", "40", "--num-minibatches"]
 LSTM += ["2", "--rollout-steps", "6"]

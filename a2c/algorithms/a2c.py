@@ -27,7 +27,7 @@ class A2C:
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.learner, self.compute = config, learner, compute
         self.groups: list[MonitoredVectorEnv] = []
-        if config.cuda_graphs:
+        if compute.replays:
             learner.replace_step(CapturedSteps(learner))
         self.windows: SlidingWindows | None = None
         if config.sliding_batch:
@@ -48,7 +48,7 @@ class A2C:
         self.groups = make_groups(config, own_seeds, compute.env_groups, compute.threads_per_group)
         steps, seed = 1 if config.sliding_batch else config.rollout_steps, seeds.sampling(compute.ranks.rank * GROUPS)
         self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
-        if config.cuda_graphs:
+        if compute.replays:
             self.collector.capture()
 
     def training_step(self) -> TrainingStats:

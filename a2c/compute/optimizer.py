@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from a2c.config.config import Config
 
 
-def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """The optimiser that `config.optimizer` names, its moments at zero.
+def make_optimizer(net: nn.Module, config: Config, replayed: bool = False) -> torch.optim.Optimizer:
+    """The optimiser that `config.optimizer` names, its moments at zero; `replayed`: its steps will be (Adam only).
 
     Adam (Kingma & Ba, 2015, algorithm 1), one fused kernel; RMSprop (Tieleman & Hinton, 2012, lecture 6e) without
     momentum or centring, as A3C used it (Mnih et al., 2016, supplement, section 8).
@@ -19,9 +19,8 @@ def make_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     parameters = list(net.parameters())
     optimizer: torch.optim.Optimizer
     if config.optimizer == "adam":
-        graphs, rate = config.cuda_graphs, config.learning_rate
-        lr = _replayed_rate(rate, parameters[0].device) if graphs else rate
-        capturable = graphs and parameters[0].is_cuda
+        lr = _replayed_rate(config.learning_rate, parameters[0].device) if replayed else config.learning_rate
+        capturable = replayed and parameters[0].is_cuda
         optimizer = torch.optim.Adam(parameters, lr=lr, eps=config.adam_eps, fused=True, capturable=capturable)
         moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     else:

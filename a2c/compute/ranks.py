@@ -87,7 +87,5 @@ def check_shareable(config: Config, size: int) -> None:
         raise ValueError(f"algorithm must be a2c with more than one rank, got {config.algorithm}")
     if config.sliding_batch:
         raise ValueError(f"sliding_batch must be 0 with more than one rank, got {config.sliding_batch}")
-    if config.cuda_graphs:
-        raise ValueError("cuda_graphs must be off with more than one rank, got True")
     if config.num_envs < size:
         raise ValueError(f"num_envs must be at least the number of ranks, {size}, got {config.num_envs}")

@@ -128,8 +128,8 @@ class Config:
     """Seed of environments, network and sampling (integer, 0 or more)."""
     cuda: bool = False
     """Act and learn on the GPU (a3c runs on the CPU only)."""
-    cuda_graphs: bool = False
-    """Act and learn by replaying CUDA graphs, which start faster; without a GPU, by the same steps one by one (a2c)."""
+    cuda_graphs: bool = True
+    """Replay CUDA graphs on a GPU, which is faster (a2c with adam and shuffle; not lstm, custom or several ranks)."""
     deterministic: bool = False
     """Use only operations with the same result on every run, also on the GPU, where they are slower (a2c)."""
     threads: Annotated[int, Range(0, 1024)] = 0

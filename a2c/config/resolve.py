@@ -38,6 +38,13 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     )
 
 
+def can_replay(config: Config) -> bool:
+    """Whether a run on a GPU replays CUDA graphs: it may, and its steps are the same operations every time."""
+    if not config.cuda_graphs or config.sliding_batch or config.network in ("lstm", "custom"):
+        return False
+    return config.algorithm == "a2c" and config.optimizer == "adam" and config.shuffle
+
+
 def why_no_gpu(config: Config) -> str:
     """Why a run that asks for the GPU does not use it."""
     a3c = "workers of a3c share parameters in main memory"

@@ -74,8 +74,6 @@ def _check_between_settings(config: Any) -> None:
         raise ValueError(f"{rule}: kept policies are evaluated, got {config.eval_every}")
     if config.sliding_batch:
         _check_sliding(config)
-    if config.cuda_graphs:
-        _check_graphs(config)
     if config.algorithm != "a2c" and config.deterministic:
         raise ValueError(
             f"deterministic must be off for algorithm {config.algorithm}, which is never deterministic, got True"
@@ -92,23 +90,11 @@ def _check_between_settings(config: Any) -> None:
 
 def _check_sliding(config: Any) -> None:
     needed = {"gae_lambda": 1, "num_minibatches": 1, "epochs": 1, "algorithm": "a2c", "exploration_noise": 0}
-    _check_values(config, needed, "sliding_batch")
-    if config.network == "lstm":
-        raise ValueError("network must not be recurrent when sliding_batch is set, got lstm")
-
-
-def _check_graphs(config: Any) -> None:
-    needed = {"algorithm": "a2c", "sliding_batch": 0, "optimizer": "adam", "shuffle": True}
-    _check_values(config, needed, "cuda_graphs")
-    if config.network in ("lstm", "custom"):
-        kind = "recurrent" if config.network == "lstm" else "one's own"
-        raise ValueError(f"network must not be {kind} when cuda_graphs is set, got {config.network}")
-
-
-def _check_values(config: Any, needed: dict[str, Any], option: str) -> None:
     for name, only in needed.items():
         if getattr(config, name) != only:
-            raise ValueError(f"{name} must be {only} when {option} is set, got {getattr(config, name)}")
+            raise ValueError(f"{name} must be {only} when sliding_batch is set, got {getattr(config, name)}")
+    if config.network == "lstm":
+        raise ValueError("network must not be recurrent when sliding_batch is set, got lstm")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -27,15 +27,19 @@ def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Comput
         "environment": f"{config.env} ({_protocol(config, spaces)})",
         "algorithm": f"{config.algorithm}: {_workers(config)}{_rollouts(config, net)}",
         "network": f"{config.network}, {parameters:,} parameters",
-        "device": f"{compute.device}, {compute.precision_name}, {_count(compute.threads, 'thread')}{_ranks(compute)}",
+        "device": f"{compute.device}, {compute.precision_name}, {_computing(compute)}",
         "length": _length(config),
         "to watch": _watch(run_dir),
     }
     return [f"{name:15}{text}" for name, text in lines.items()]
 
 
-def _ranks(compute: Compute) -> str:
-    return f" on each of {compute.ranks.size} ranks" if compute.ranks.size > 1 else ""
+def _computing(compute: Compute) -> str:
+    """With how many threads and ranks, or by what else."""
+    threads = _count(compute.threads, "thread")
+    if compute.replays:
+        return f"{threads}, CUDA graphs"
+    return f"{threads} on each of {compute.ranks.size} ranks" if compute.ranks.size > 1 else threads
 
 
 def _protocol(config: Config, spaces: Spaces) -> str:

@@ -68,9 +68,7 @@ def load_file(path: Path, cuda: bool = False, custom: Custom = NOTHING) -> tuple
 def _load_file(path: Path, cuda: bool, custom: Custom) -> tuple[Config, nn.Module, dict[str, Any]]:
     state = load_checkpoint(path)
     try:
-        config = replace(
-            Config.from_json(state["config"]), cuda=cuda, cuda_graphs=False, resume=None, algorithm="a2c", threads=0
-        )
+        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
     config = replace(config, env=register_env(custom.env_fn)) if custom.env_fn else config

@@ -1,7 +1,6 @@
-"""A run that replays its steps (`--cuda-graphs`) gives the parameters of one that does not, bit for bit on the CPU."""
+"""A run that replays its steps, as on a GPU, gives the parameters of one that does not: on the CPU, bit for bit."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -9,9 +8,10 @@ from toys import same
 
 from a2c.cli.commands import train
 from a2c.cli.flags import parse_config
+from a2c.compute.compute import Compute
 from a2c.compute.graphs import EagerReplay
 from a2c.config.config import Config
-from a2c.networks import MlpA2C
+from a2c.config.resolve import can_replay
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 
@@ -19,6 +19,20 @@ CARTPOLE = ["--preset", "cartpole", "--shuffle", "--epochs", "2", "--num-minibat
 NOISE = [*CARTPOLE, "--exploration-noise", "1.5", "--exploration-rewards", "1200"]
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--rollout-steps", "5", "--total-env-steps"]
 PONG += ["240", "--num-minibatches", "3", "--threads", "2"]
+
+PLAIN = "--no-cuda-graphs"
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    """Replay on the CPU, too."""
+    init = Compute.__init__
+
+    def replaying(self, config, ranks=None):
+        init(self, config, ranks)
+        self.replays = can_replay(config)
+
+    monkeypatch.setattr(Compute, "__init__", replaying)
 
 
 def trained(folder, flags):
@@ -39,7 +53,7 @@ def trained(folder, flags):
     ids=["cartpole", "noise", "pong", "pong bfloat16", "pong classic"],
 )
 def test_replayed_run_gives_the_same_parameters_bit_for_bit(flags, tmp_path):
-    plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])
+    plain, replayed = trained(tmp_path / "a", [*flags, PLAIN]), trained(tmp_path / "b", flags)
     for name, value in plain["network"].items():
         assert torch.equal(value, replayed["network"][name]), name
     for number, moments in plain["optimizer"]["state"].items():
@@ -50,7 +64,7 @@ def test_replayed_run_gives_the_same_parameters_bit_for_bit(flags, tmp_path):
 
 
 def test_replayed_run_prepares_a_replay_for_each_size_and_kind_of_minibatch(tmp_path):
-    config = parse_config([*CARTPOLE, "--cuda-graphs", "--no-progress", "--run-dir", str(tmp_path / "run")])
+    config = parse_config([*CARTPOLE, "--no-progress", "--run-dir", str(tmp_path / "run")])
     run = Trainer(config)
     assert run.run().exit_code == 0
     replays = run.learner.step.replays
@@ -59,7 +73,7 @@ def test_replayed_run_prepares_a_replay_for_each_size_and_kind_of_minibatch(tmp_
 
 
 def test_preparing_replays_changes_neither_parameters_nor_moments_nor_generators(tmp_path):
-    config = parse_config([*CARTPOLE, "--cuda-graphs", "--no-progress", "--run-dir", str(tmp_path / "run")])
+    config = parse_config([*CARTPOLE, "--no-progress", "--run-dir", str(tmp_path / "run")])
     run = Trainer(config)
     steps, learner = run.learner.step, run.learner
     run.start()
@@ -79,16 +93,16 @@ def test_preparing_replays_changes_neither_parameters_nor_moments_nor_generators
 def test_replayed_steps_follow_the_schedules(tmp_path):
     schedule = ["--learning-rate", "0.01", "--lr-final", "0", "--schedule-end", "0.5", "--entropy-coef", "0.5"]
     flags = [*CARTPOLE, *schedule, "--entropy-final", "0", "--entropy-hold", "0"]
-    plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])
-    constant = trained(tmp_path / "c", [*flags, "--lr-final", "1", "--entropy-final", "1", "--cuda-graphs"])
+    plain, replayed = trained(tmp_path / "a", [*flags, PLAIN]), trained(tmp_path / "b", flags)
+    constant = trained(tmp_path / "c", [*flags, "--lr-final", "1", "--entropy-final", "1"])
     network = plain["network"]
     assert all(torch.equal(value, replayed["network"][name]) for name, value in network.items())
     assert not all(torch.equal(value, constant["network"][name]) for name, value in network.items())
 
 
 def test_a_replayed_run_and_a_plain_one_continue_each_other(tmp_path):
-    whole = trained(tmp_path / "whole", CARTPOLE)
-    for first, then in (([], ["--cuda-graphs"]), (["--cuda-graphs"], ["--no-cuda-graphs"])):
+    whole = trained(tmp_path / "whole", [*CARTPOLE, PLAIN])
+    for first, then in (([PLAIN], ["--cuda-graphs"]), ([], [PLAIN])):
         folder = tmp_path / "-".join(["run", *first])
         trained(folder, [*CARTPOLE, *first, "--stop-after", "1024"])
         assert train(["--resume", str(folder), "--stop-after", "0", *then]) == 0
@@ -96,24 +110,9 @@ def test_a_replayed_run_and_a_plain_one_continue_each_other(tmp_path):
         assert all(torch.equal(value, network[name]) for name, value in whole["network"].items())
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"algorithm": "a3c"}, "algorithm must be a2c when cuda_graphs is set, got a3c"),
-        ({"algorithm": "ga3c"}, "algorithm must be a2c when cuda_graphs is set, got ga3c"),
-        ({"shuffle": False}, "shuffle must be True when cuda_graphs is set, got False"),
-        ({"optimizer": "rmsprop"}, "optimizer must be adam when cuda_graphs is set, got rmsprop"),
-        ({"network": "lstm"}, "network must not be recurrent when cuda_graphs is set, got lstm"),
-    ],
-)
-def test_what_cannot_be_captured_is_refused_in_one_line(settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Config(cuda_graphs=True, **settings)
-
-
-def test_sliding_windows_and_own_networks_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="sliding_batch must be 0 when cuda_graphs is set, got 32"):
-        Config(cuda_graphs=True, sliding_batch=32, gae_lambda=1.0, num_minibatches=1, epochs=1)
-    config = Config(env="CartPole-v1", backend="sync", cuda_graphs=True, run_dir=tmp_path / "run")
-    with pytest.raises(ValueError, match="network must not be one's own when cuda_graphs is set, got custom"):
-        Trainer(config, network=MlpA2C)
+def test_what_can_be_replayed():
+    assert can_replay(Config()) and can_replay(Config.from_preset("pong-fast"))
+    others = [{"cuda_graphs": False}, {"algorithm": "a3c"}, {"algorithm": "ga3c"}, {"shuffle": False}]
+    others += [{"optimizer": "rmsprop"}, {"network": "lstm"}, {"network": "custom"}]
+    others += [{"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}]
+    assert not any(can_replay(Config(**settings)) for settings in others)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from a2c.compute.compute import Compute, cuda_device
+from a2c.compute.ranks import Place, Ranks
 from a2c.config.config import Config
 from a2c.networks import make_network
 from a2c.run.trainer import Trainer
@@ -162,3 +163,15 @@ def test_every_compute_thread_and_the_caller_s_use_the_device_of_the_run(monkeyp
         both = threading.Barrier(2)
         threads = set(compute.map(lambda _: (both.wait(10), threading.get_ident())[1], range(2)))
     assert used == dict.fromkeys({threading.get_ident(), *threads}, "cuda:0") and len(used) == 3
+
+
+def test_only_a_single_rank_on_a_gpu_replays(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    found = []
+    for gpu, ranks in ((True, 1), (False, 1), (True, 2)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        with closing(Compute(Config(cuda=True, precision="float32"), Ranks(Place(0, ranks, 0, ranks)))) as compute:
+            found.append(compute.replays)
+    with closing(Compute(Config(precision="float32"))) as compute:
+        assert found == [True, False, False] and not compute.replays

@@ -295,7 +295,6 @@ def test_find_place_reads_what_torchrun_sets_and_nothing_else():
     [
         ({"algorithm": "a3c"}, "algorithm must be a2c with more than one rank, got a3c"),
         ({"sliding_batch": 64}, "sliding_batch must be 0 with more than one rank, got 64"),
-        ({"cuda_graphs": True}, "cuda_graphs must be off with more than one rank, got True"),
         ({"num_envs": 3}, "num_envs must be at least the number of ranks, 4, got 3"),
     ],
 )

@@ -7,6 +7,7 @@ than on the CPU.
 import copy
 import warnings
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,22 +78,23 @@ def random_rollout(steps, envs, frames):
 def test_an_update_on_the_gpu_is_that_of_the_cpu(graphs):
     networks = []
     for cuda in (False, True):
-        config = Config(network="nature", precision="float32", num_envs=8, threads=1, cuda=cuda, cuda_graphs=graphs)
-        config = resolve(config, (4, 84, 84))
+        # Two updates: over dozens, units of ReLU whose inputs are close to 0 switch, and rounding errors grow.
+        config = Config(network="nature", precision="float32", num_envs=8, num_minibatches=2, epochs=1, threads=1)
+        config = resolve(replace(config, cuda=cuda, cuda_graphs=graphs), (4, 84, 84))
         with closing(Compute(config)) as compute:
             learner = Learner(config, spaces((4, 84, 84), 6, stacked=True), compute)
-            if graphs:
+            if compute.replays:
                 learner.replace_step(CapturedSteps(learner))
             rollout = random_rollout(6, 8, (4, 84, 84))
             learner.update_normalizer(rollout.obs.to(compute.device))
             learner.learn(rollout.to(compute.device))
             networks.append({name: value.cpu().clone() for name, value in learner.net.state_dict().items()})
-    close_to(*networks, atol=2e-4)
+    close_to(*networks, atol=2e-5)
 
 
 def test_a_replayed_run_gives_the_parameters_of_an_eager_one(tmp_path):
     flags = [*PONG, "--total-env-steps", str(3 * 8 * 16)]
-    plain, replayed = trained(tmp_path / "a", flags), trained(tmp_path / "b", [*flags, "--cuda-graphs"])
+    plain, replayed = trained(tmp_path / "a", [*flags, "--no-cuda-graphs"]), trained(tmp_path / "b", flags)
     close_to(plain["network"], replayed["network"], atol=1e-4)
 
 
@@ -124,7 +126,7 @@ def test_stacks_built_on_the_gpu_are_those_of_the_environments(backend):
     assert ends == 4 * 3
 
 
-@pytest.mark.parametrize("graphs", [[], ["--cuda-graphs"]], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", [["--no-cuda-graphs"], []], ids=["eager", "graphs"])
 def test_a_run_resumes_on_the_gpu(graphs, tmp_path):
     flags = [*PONG, *graphs, "--total-env-steps", str(4 * 8 * 16)]
     whole = trained(tmp_path / "whole", flags)
@@ -141,7 +143,7 @@ def test_a_run_uses_the_gpu_and_learns(algorithm, tmp_path):
     assert run.run().exit_code == 0 and run.scores.mean > 15
 
 
-@pytest.mark.parametrize("graphs", [[], ["--cuda-graphs"]], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", [["--no-cuda-graphs"], []], ids=["eager", "graphs"])
 def test_an_iteration_waits_for_the_gpu_no_more_than_it_must(graphs, tmp_path):
     run = Trainer(parse_config([*CARTPOLE, *graphs, "--run-dir", str(tmp_path / "run")]))
     with closing(run):
@@ -167,7 +169,7 @@ def memory_after(run, iterations):
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
-@pytest.mark.parametrize("graphs", [[], ["--cuda-graphs"]], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", [["--no-cuda-graphs"], []], ids=["eager", "graphs"])
 @pytest.mark.parametrize("iterations", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_memory_stays_constant(iterations, graphs, tmp_path):
     run = Trainer(parse_config([*CARTPOLE, *graphs, "--run-dir", str(tmp_path / "run")]))

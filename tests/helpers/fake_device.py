@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
+from a2c.config.resolve import can_replay
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -132,7 +133,7 @@ class DeviceCompute(Compute):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.device = DEVICE
+        self.device, self.replays = DEVICE, can_replay(config)
 
     def map(self, function: Callable[..., Any], *items: Any) -> list[Any]:
         return [function(*arguments) for arguments in zip(*items, strict=True)]
