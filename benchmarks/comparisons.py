@@ -32,10 +32,12 @@ def learning(*groups: Path) -> str:
         *(f"median time to {target}", "decisions/s"),
     )
     jobs = {count for group in groups for count in listed(about(group)["jobs"])}
-    threads = {config_of(group, row)["threads"] or about(group)["cores"] for group, row in settings}
-    pace = f" Runs at a time: {any_of(jobs)}; compute threads of each: {any_of(threads)}."
+    pace = f" Runs at a time: {any_of(jobs)}"
+    if not any(about(group).get("gpu") for group in groups):  # on a GPU, threads say little
+        threads = {config_of(group, row)["threads"] or about(group)["cores"] for group, row in settings}
+        pace += f"; compute threads of each: {any_of(threads)}"
     rows = [learned(group, row, frozen) for group, row in settings]
-    return measured([about(group) for group in groups], pace) + table(header, rows)
+    return measured([about(group) for group in groups], f"{pace}.") + table(header, rows)
 
 
 def learned(group: Path, row: Row, frozen: bool) -> Sequence[str]:
@@ -138,10 +140,14 @@ def about(group: Path) -> dict[str, Any]:
 
 
 def measured(machines: Sequence[dict[str, Any]], more: str = "") -> str:
-    """The line above a table: commit and kind of processor, which all its figures must share; then `more`."""
-    facts = ("commit", "cores", "processor", "torch")
-    lines = {"Commit {}, {} cores of {}, torch {}.".format(*map(one.get, facts)) for one in machines}
-    continued = any(isinstance(one[name], list) for one in machines for name in facts)
+    """The line above a table: commit, processor and GPU, which all its figures must share; then `more`."""
+    facts = ("commit", "cores", "processor", "gpu", "torch")
+    lines = {
+        f"Commit {one['commit']}, {one['cores']} cores of {one['processor']}, "
+        f"{one['gpu'] + ', ' if one.get('gpu') else ''}torch {one['torch']}."
+        for one in machines
+    }
+    continued = any(isinstance(one.get(name), list) for one in machines for name in facts)
     if len(lines) != 1 or continued:  # a comparison that was continued elsewhere has a list
         raise ValueError(f"a table must hold one commit and one kind of processor, got {sorted(lines)}")
     return f"{lines.pop()}{more}\n\n"

@@ -66,6 +66,18 @@ def throughput(group: Path) -> str:
     return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
+def gpu(group: Path) -> str:
+    """Speed of training on a GPU, with CUDA graphs and without, beside that of the environments alone."""
+    header = ("preset", "CUDA graphs", "environments alone", "training", "of the environments", "peak GPU memory")
+    measurements, rows = read_all(group), []
+    for figures in measurements:
+        speeds = (f"{figures['median'][stage]:,.0f}" for stage in ("environments", "end to end"))
+        share, memory = f"{figures['share_of_environments']:.0%}", f"{figures['peak_gpu_mb']:,.0f} MB"
+        graphs = "yes" if figures["cuda_graphs"] else "no"
+        rows.append((f"`{figures['config']['preset']}`", graphs, *speeds, share, memory))
+    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
+
+
 def scaling(group: Path) -> str:
     """Speed on several ranks beside that of the model, which is fitted to the first row and to single steps."""
     header = ("preset", "ranks", "threads of each", "decisions/s: median (min to max)", "of one rank", "model")
@@ -179,6 +191,8 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "strict": (learning, ["strict"]),
         "family": (learning, ["family"]),
         "lstm": (learning, ["lstm"]),
+        "pong-fast-gpu": (learning, ["pong-fast-gpu"]),
+        "gpu": (gpu, ["gpu"]),
         "exploration": (games, ["*-exploration"]),
         "cartpole": (learning, ["cartpole", "cartpole-lstm"]),
         "throughput": (throughput, ["throughput"]),

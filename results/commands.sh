@@ -19,6 +19,9 @@ a2c compare runs/results/pong-fast-two-cores --preset pong-fast --seeds 280..284
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 290..294 --keep-policy-every 20000
 
+# The same on a GPU.
+a2c compare runs/results/pong-fast-gpu --preset pong-fast --cuda --seeds 2300..2302
+
 # pong-fast without reuse: each rollout is learned from once. At the commit of these runs, pong-fast had 32 environments
 # of 64 steps: today's command for them has --num-envs 32 --rollout-steps 64, too.
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000

@@ -81,6 +81,11 @@ def test_learning_table_names_every_number_of_runs_at_a_time(tmp_path):
     assert "Runs at a time: 1 or 2; compute threads of each: 2." in tables.learning(group)
 
 
+def test_learning_table_names_a_gpu_in_place_of_threads(tmp_path):
+    group = write_comparison(tmp_path / "x", {"pong-fast": [19.0]}, {"gpu": "H100"})
+    assert tables.learning(group).startswith("Commit abc1234, 2 cores of X, H100, torch 2. Runs at a time: 2.\n")
+
+
 def test_a_comparison_of_several_commits_or_targets_has_no_table(tmp_path):
     mixed = write_comparison(tmp_path / "mixed", {"pong-fast": [19.0]}, {"commit": ["abc1234", "def5678"]})
     for make in (tables.learning, tables.search):
