@@ -33,7 +33,7 @@ def learning(*groups: Path) -> str:
     )
     jobs = {count for group in groups for count in listed(about(group)["jobs"])}
     pace = f" Runs at a time: {any_of(jobs)}"
-    if not any(about(group).get("gpu") for group in groups):  # on a GPU, threads say little
+    if not any(config_of(group, row).get("cuda") for group, row in settings):  # on a GPU, threads say little
         threads = {config_of(group, row)["threads"] or about(group)["cores"] for group, row in settings}
         pace += f"; compute threads of each: {any_of(threads)}"
     rows = [learned(group, row, frozen) for group, row in settings]
@@ -144,7 +144,7 @@ def measured(machines: Sequence[dict[str, Any]], more: str = "") -> str:
     facts = ("commit", "cores", "processor", "gpu", "torch")
     lines = {
         f"Commit {one['commit']}, {one['cores']} cores of {one['processor']}, "
-        f"{one['gpu'] + ', ' if one.get('gpu') else ''}torch {one['torch']}."
+        f"{f'{gpu}, ' if (gpu := one.get('gpu')) else ''}torch {one['torch']}."
         for one in machines
     }
     continued = any(isinstance(one.get(name), list) for one in machines for name in facts)

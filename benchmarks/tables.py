@@ -68,13 +68,14 @@ def throughput(group: Path) -> str:
 
 def gpu(group: Path) -> str:
     """Speed of training on a GPU, with CUDA graphs and without, beside that of the environments alone."""
-    header = ("preset", "CUDA graphs", "environments alone", "training", "of the environments", "peak GPU memory")
+    header = ("preset", "backend", "CUDA graphs", "environments alone", "training", "share", "peak GPU memory")
     measurements, rows = read_all(group), []
     for figures in measurements:
-        speeds = (f"{figures['median'][stage]:,.0f}" for stage in ("environments", "end to end"))
+        config, median = figures["config"], figures["median"]
+        what = f"`{config['preset']}`", f"`{config['backend']}` x {config['num_envs']}"
+        graphs, speeds = "yes" if figures["cuda_graphs"] else "no", (median["environments"], median["end to end"])
         share, memory = f"{figures['share_of_environments']:.0%}", f"{figures['peak_gpu_mb']:,.0f} MB"
-        graphs = "yes" if figures["cuda_graphs"] else "no"
-        rows.append((f"`{figures['config']['preset']}`", graphs, *speeds, share, memory))
+        rows.append((*what, graphs, *(f"{speed:,.0f}" for speed in speeds), share, memory))
     return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 

@@ -52,7 +52,7 @@ class Compute:
         self.ranks = ranks = ranks or Ranks()
         self.device = cuda_device(ranks.local_rank, ranks.local_size) if cuda else torch.device("cpu")
         prepare_thread(self.device)
-        self.replays = cuda and ranks.size == 1 and can_replay(config)  # acting and steps are CUDA graphs
+        self.replays = cuda and ranks.size == 1 and can_replay(config)  # A2C captures CUDA graphs
         self.precision = resolve_precision(config.precision, self.device)
         cores = config.threads or max(1, available_cores() // ranks.local_size)
         # On a GPU two groups are enough: one acts while the other's environments step.

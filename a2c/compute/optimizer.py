@@ -11,7 +11,9 @@ from a2c.config.config import Config
 
 
 def make_optimizer(net: nn.Module, config: Config, replayed: bool = False) -> torch.optim.Optimizer:
-    """The optimiser that `config.optimizer` names, its moments at zero; `replayed`: its steps will be (Adam only).
+    """The optimiser that `config.optimizer` names, its moments at zero.
+
+    `replayed`: for CUDA graphs, which read Adam's learning rate from a tensor.
 
     Adam (Kingma & Ba, 2015, algorithm 1), one fused kernel; RMSprop (Tieleman & Hinton, 2012, lecture 6e) without
     momentum or centring, as A3C used it (Mnih et al., 2016, supplement, section 8).

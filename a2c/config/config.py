@@ -129,7 +129,7 @@ class Config:
     cuda: bool = False
     """Act and learn on the GPU (a3c runs on the CPU only)."""
     cuda_graphs: bool = True
-    """Replay CUDA graphs on a GPU, which is faster (a2c with adam and shuffle; not lstm, custom or several ranks)."""
+    """Use CUDA graphs on a GPU (a2c only, with adam and shuffled minibatches, on one GPU, not for lstm and custom)."""
     deterministic: bool = False
     """Use only operations with the same result on every run, also on the GPU, where they are slower (a2c)."""
     threads: Annotated[int, Range(0, 1024)] = 0

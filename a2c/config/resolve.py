@@ -39,7 +39,7 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
 
 
 def can_replay(config: Config) -> bool:
-    """Whether a run on a GPU replays CUDA graphs: it may, and its steps are the same operations every time."""
+    """Whether the settings allow CUDA graphs, which `Compute.replays` also needs a GPU and a single rank for."""
     if not config.cuda_graphs or config.sliding_batch or config.network in ("lstm", "custom"):
         return False
     return config.algorithm == "a2c" and config.optimizer == "adam" and config.shuffle

@@ -35,11 +35,11 @@ def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Comput
 
 
 def _computing(compute: Compute) -> str:
-    """With how many threads and ranks, or by what else."""
+    """Threads and ranks, and on a GPU whether there are CUDA graphs."""
     threads = _count(compute.threads, "thread")
-    if compute.replays:
-        return f"{threads}, CUDA graphs"
-    return f"{threads} on each of {compute.ranks.size} ranks" if compute.ranks.size > 1 else threads
+    ranks = f" on each of {compute.ranks.size} ranks" if compute.ranks.size > 1 else ""
+    graphs = f", {'' if compute.replays else 'no '}CUDA graphs" if compute.device.type == "cuda" else ""
+    return threads + ranks + graphs
 
 
 def _protocol(config: Config, spaces: Spaces) -> str:

@@ -1,11 +1,13 @@
 """A run that replays its steps, as on a GPU, gives the parameters of one that does not: on the CPU, bit for bit."""
 
 import copy
+from contextlib import closing
 
 import pytest
 import torch
 from toys import same
 
+from a2c.algorithms.captured import CapturedSteps
 from a2c.cli.commands import train
 from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
@@ -36,8 +38,12 @@ def _as_on_a_gpu(monkeypatch):
 
 
 def trained(folder, flags):
-    """The last checkpoint of a run with `flags`."""
-    assert train([*flags, "--no-progress", "--run-dir", str(folder)]) == 0
+    """The last checkpoint of a run with `flags`, which say whether it replays its decisions and steps."""
+    run = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(folder)]))
+    assert run.run().exit_code == 0
+    replays = PLAIN not in flags
+    assert all(isinstance(policy.replay, EagerReplay) is replays for policy in run.algorithm.collector.policies)
+    assert isinstance(run.learner.step, CapturedSteps) is replays
     return load_checkpoint(folder / "latest.pt")
 
 
@@ -88,6 +94,18 @@ def test_preparing_replays_changes_neither_parameters_nor_moments_nor_generators
         now = [policy.generator.get_state() for policy in run.algorithm.collector.policies]
         assert all(map(torch.equal, states, now))
     run.close()
+
+
+def test_environments_that_are_started_again_have_replays_too(tmp_path):
+    with closing(Trainer(parse_config([*CARTPOLE, "--no-progress", "--run-dir", str(tmp_path / "run")]))) as run:
+        run.start()
+        run.algorithm.training_step()
+        first = run.algorithm.collector.policies[0].replay
+        run.algorithm.close(failed=True)
+        run.algorithm.start(new_run=False)
+        second = run.algorithm.collector.policies[0].replay
+        assert isinstance(second, EagerReplay) and second is not first
+        assert run.algorithm.training_step().env_steps == 512
 
 
 def test_replayed_steps_follow_the_schedules(tmp_path):

@@ -82,7 +82,7 @@ def test_learning_table_names_every_number_of_runs_at_a_time(tmp_path):
 
 
 def test_learning_table_names_a_gpu_in_place_of_threads(tmp_path):
-    group = write_comparison(tmp_path / "x", {"pong-fast": [19.0]}, {"gpu": "H100"})
+    group = write_comparison(tmp_path / "x", {"pong-fast": [19.0]}, {"gpu": "H100"}, cuda=True)
     assert tables.learning(group).startswith("Commit abc1234, 2 cores of X, H100, torch 2. Runs at a time: 2.\n")
 
 

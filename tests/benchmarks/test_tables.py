@@ -96,18 +96,22 @@ def test_gpu_table_has_the_medians_of_a_file_with_cuda_graphs_and_one_without(tm
     for name, graphs, speed in (("a", False, 3000.4), ("b", True, 9000.0)):
         median = {"environments": 15_000.0, "end to end": speed}
         figures = {"machine": {**ABOUT, "gpu": "H100"}, "config": {"preset": "pong-fast"}, "cuda_graphs": graphs}
+        figures["config"] |= {"backend": "native", "num_envs": 16}
         figures |= {"median": median, "share_of_environments": speed / 15_000, "peak_gpu_mb": 508.4}
         (tmp_path / f"{name}.json").write_text(json.dumps(figures))
     text = tables.gpu(tmp_path)
     assert text.startswith("Commit abc1234, 2 cores of X, H100, torch 2.\n")
     assert text.endswith(
-        "| `pong-fast` | no | 15,000 | 3,000 | 20% | 508 MB |\n| `pong-fast` | yes | 15,000 | 9,000 | 60% | 508 MB |\n"
+        "| `pong-fast` | `native` x 16 | no | 15,000 | 3,000 | 20% | 508 MB |\n"
+        "| `pong-fast` | `native` x 16 | yes | 15,000 | 9,000 | 60% | 508 MB |\n"
     )
 
 
 def test_tables_of_two_commits_or_gpus_are_refused():
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "gpu": "H100"}])
+    with pytest.raises(ValueError, match="one commit"):
+        tables.measured([{**ABOUT, "gpu": [None, "H100"]}])
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
 

@@ -1,5 +1,9 @@
 """The lines that a run prints before it starts."""
 
+from types import SimpleNamespace
+
+import torch
+
 from a2c.config.config import Config
 from a2c.run import introduction
 from a2c.run.trainer import Trainer
@@ -23,6 +27,18 @@ def test_introduction_of_an_atari_game_says_protocol_algorithm_network_device_an
         "device": "cpu, float32, 2 threads",
         "length": "1,000,000 decisions, or until the mean of 100 episodes is 18",
     }
+
+
+def test_introduction_says_on_a_gpu_whether_there_are_cuda_graphs():
+    device, ranks = torch.device("cuda:0"), SimpleNamespace(size=1)
+    compute = SimpleNamespace(device=device, precision_name="bfloat16", threads=2, replays=True, ranks=ranks)
+    found = [
+        introduction._computing(compute),
+        introduction._computing(SimpleNamespace(**{**vars(compute), "replays": False})),
+    ]
+    assert found == ["2 threads, CUDA graphs", "2 threads, no CUDA graphs"]
+    several = {"ranks": SimpleNamespace(size=4), "device": torch.device("cpu")}
+    assert introduction._computing(SimpleNamespace(**{**vars(compute), **several})) == "2 threads on each of 4 ranks"
 
 
 def test_introduction_names_what_a_game_has_beyond_the_defaults(tmp_path):
