@@ -32,7 +32,8 @@ CURVE = ROOT / "docs" / "pong.png"
 # Hosts, ranks of each, threads of each rank, environments.
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
 PRICE = 0.04  # USD per core hour, an assumption
-GAMES = sorted(path.parents[1].name for path in RESULTS.glob("*/atari/seed-0"))  # of the preset of that name
+LONG = ("breakout", "qbert")  # trained for 10 million decisions
+GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 GAMES_TITLE = (
     "True scores of frozen policies over 100 episodes, one seed per game. [Zoo](results/README.md#zoo):\n"
     "RL Baselines3 Zoo, one run, 10 million decisions.\n\n"
@@ -134,19 +135,27 @@ def sb3(group: Path) -> str:
 
 
 def games(*groups: Path) -> str:
-    """A row per game: the published policy, frozen, beside others' results of one run each. Empty without a game."""
-    if not groups:
-        return ""
+    """A table per commit and processor, a row per game: the published policy, frozen, beside others' results.
+
+    Empty without a game.
+    """
     header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
-    early, rows = zoo_at_2_million(), []
+    early = zoo_at_2_million()
+    made_with: dict[str, list[Sequence[str]]] = {}
     for group in groups:
-        figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
-        name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
-        mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-        others = [f"{early[name]:,.1f}" if name in early else "-"]
-        others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-        rows.append((f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others))
-    return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
+        made_with.setdefault(measured([about(group)]), []).append(game(group, early))
+    texts = [line + table(header, rows) for line, rows in made_with.items()]
+    return GAMES_TITLE + "\n".join(texts) if texts else ""
+
+
+def game(group: Path, early: dict[str, float]) -> Sequence[str]:
+    """The cells of `games` for a game."""
+    figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+    name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
+    mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
+    others = [f"{early[name]:,.1f}" if name in early else "-"]
+    others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
+    return f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others
 
 
 def zoo_at_2_million() -> dict[str, float]:
@@ -186,7 +195,8 @@ Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
-        "games": (games, GAMES),
+        "games": (games, LONG),
+        "more-games": (games, sorted(GAMES - set(LONG))),
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "strict": (learning, ["strict"]),
@@ -194,7 +204,6 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "lstm": (learning, ["lstm"]),
         "pong-fast-gpu": (learning, ["pong-fast-gpu"]),
         "gpu": (gpu, ["gpu"]),
-        "exploration": (games, ["*-exploration"]),
         "cartpole": (learning, ["cartpole", "cartpole-lstm"]),
         "throughput": (throughput, ["throughput"]),
         "sb3": (sb3, ["sb3"]),

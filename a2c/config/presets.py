@@ -37,7 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
         "epochs": 2,
         "learning_rate": 0.0005,
-        "exploration_noise": 1.5,  # nats; falls to 0 with the first rewards
+        "exploration_noise": 1.5,
         "total_env_steps": 10_000_000,
     },
     "a2c-strict": {

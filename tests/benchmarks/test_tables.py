@@ -72,24 +72,33 @@ def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
     assert few == "| few | - | - | 17.0 | 150,000 |"
 
 
-def test_games_table_has_a_row_per_game_beside_published_results(tmp_path, monkeypatch):
-    figures = {"env_steps": 2_000_000, "mean": 1234.56, "interval": [1200.0, 1300.0]}
+def test_games_have_a_table_per_commit_and_a_row_per_game_beside_published_results(tmp_path, monkeypatch):
+    figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "episodes": 100}
     (tmp_path / "zoo.csv").write_text("game,environment,frames,score\nPong,0,450000,-20\nPong,3,550000,-19\n")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    names = ("pong", "PongNoFrameskip-v4"), ("qbert", "QbertNoFrameskip-v4"), ("boxing", "BoxingNoFrameskip-v4")
-    for name, env in names:
+    for name, env, env_steps, commit in (
+        ("boxing", "BoxingNoFrameskip-v4", 2_000_000, "def5678"),
+        ("pong", "PongNoFrameskip-v4", 2_000_000, "def5678"),
+        ("qbert", "QbertNoFrameskip-v4", 10_000_000, "abc1234"),
+    ):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
-        (tmp_path / name / "evaluation.json").write_text(json.dumps({**figures, "env": env, "episodes": 100}))
-    text = tables.games(*(tmp_path / name for name, _ in names))
-    cells = "2,000,000 | 1,234.6 (1,200.0 to 1,300.0)"
-    assert text.endswith(
-        f"| [Pong](results/pong) | {cells} | -19.5 | 17.3 | 21.0 |\n"
-        f"| [Qbert](results/qbert) | {cells} | - | 3,882 | 15,627 |\n"
-        f"| [Boxing](results/boxing) | {cells} | - | - | - |\n"
-    )
-    title, commit, _ = text.split("\n\n")
-    assert "RL Baselines3 Zoo" in title and commit == "Commit abc1234, 2 cores of X, torch 2." and tables.games() == ""
+        (tmp_path / name / "about.json").write_text(json.dumps({**ABOUT, "commit": commit}))
+        facts = {**figures, "env": env, "env_steps": env_steps}
+        (tmp_path / name / "evaluation.json").write_text(json.dumps(facts))
+    text = tables.games(*(tmp_path / name for name in ("boxing", "pong", "qbert")))
+    mean = "1,234.6 (1,200.0 to 1,300.0)"
+    title, first, others, second, qbert = text.split("\n\n")
+    assert "RL Baselines3 Zoo" in title
+    assert [first, second] == [f"Commit {commit}, 2 cores of X, torch 2." for commit in ("def5678", "abc1234")]
+    assert qbert.splitlines()[2:] == [f"| [Qbert](results/qbert) | 10,000,000 | {mean} | - | 3,882 | 15,627 |"]
+    assert others.splitlines()[2:] == [
+        f"| [Boxing](results/boxing) | 2,000,000 | {mean} | - | - | - |",
+        f"| [Pong](results/pong) | 2,000,000 | {mean} | -19.5 | 17.3 | 21.0 |",
+    ]
+
+
+def test_games_without_a_game_are_empty():
+    assert tables.games() == ""
 
 
 def test_gpu_table_has_the_medians_of_a_file_with_cuda_graphs_and_one_without(tmp_path):
