@@ -1,5 +1,7 @@
 """Same seed, same parameters: three rollouts of each preset, and of a3c with one worker, give the bits written down.
 
+`atari` has no exploration noise here: what is written down for one processor was computed without.
+
 The presets for Atari have 16 or 20 environments here, since most of the time goes into starting them: with two
 threads, still two groups.
 

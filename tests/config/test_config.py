@@ -144,6 +144,13 @@ def test_config_limits_num_minibatches_to_the_decisions_or_windows_of_a_rollout(
     assert Config(num_envs=3, rollout_steps=4, num_minibatches=13, **changes).num_minibatches == most
 
 
+def test_only_the_preset_for_all_atari_games_has_exploration_noise():
+    assert {name: Config.from_preset(name).exploration_noise for name in PRESETS} == {
+        **dict.fromkeys(PRESETS, 0.0),
+        "atari": 1.5,
+    }
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_from_preset_changes_exactly_what_the_preset_says(name):
     config = Config.from_preset(name)
