@@ -25,7 +25,7 @@ from a2c.rollout import Rollout
 
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--threads", "2", "--rollout-steps", "6"]
 PONG += ["--num-minibatches", "3", "--precision", "float32", "--max-episode-frames", "40"]  # truncated after 10 steps
-PONG += ["--no-cuda-graphs"]
+PONG += ["--no-cuda-graphs"]  # as most runs here; `graphs` has them
 FEW = [*PONG, "--num-envs", "6"]  # one group, where PONG has two, and sooner started
 LSTM = ["--preset", "lstm", "--backend", "sync", "--num-envs", "4", "--max-episode-frames", "40", "--num-minibatches"]
 LSTM += ["2", "--rollout-steps", "6"]
@@ -38,6 +38,7 @@ RUNS = {
     "rmsprop": ["--preset", "cartpole", "--optimizer", "rmsprop"],
     "rmsprop inside": ["--preset", "cartpole", "--optimizer", "rmsprop", "--rmsprop-eps-inside"],
     "graphs": [*PONG, "--cuda-graphs"],
+    "noise": [*FEW, "--exploration-noise", "1.5"],
 }
 ITERATIONS = 2
 # The log-probabilities of the rollout are looked at, and the losses, norms and parameters of its updates.
@@ -78,7 +79,8 @@ def check(flags, expected, metrics, monkeypatch):
         found, theirs, waits = iterate(flags, DeviceCompute, mode)
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     assert metrics == pytest.approx(theirs, rel=1e-6, nan_ok=True)
-    assert all(wait == WAITS for wait in waits)
+    rewards = WAITS[:1] if "--exploration-noise" in flags else []  # their number
+    assert all(wait == WAITS + rewards for wait in waits)
     return mode
 
 

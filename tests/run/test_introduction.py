@@ -30,15 +30,13 @@ def test_introduction_of_an_atari_game_says_protocol_algorithm_network_device_an
 
 
 def test_introduction_says_on_a_gpu_whether_there_are_cuda_graphs():
-    device, ranks = torch.device("cuda:0"), SimpleNamespace(size=1)
-    compute = SimpleNamespace(device=device, precision_name="bfloat16", threads=2, replays=True, ranks=ranks)
-    found = [
-        introduction._computing(compute),
-        introduction._computing(SimpleNamespace(**{**vars(compute), "replays": False})),
-    ]
-    assert found == ["2 threads, CUDA graphs", "2 threads, no CUDA graphs"]
-    several = {"ranks": SimpleNamespace(size=4), "device": torch.device("cpu")}
-    assert introduction._computing(SimpleNamespace(**{**vars(compute), **several})) == "2 threads on each of 4 ranks"
+    for replays, text in ((True, "2 threads, CUDA graphs"), (False, "2 threads, no CUDA graphs")):
+        compute = SimpleNamespace(
+            device=torch.device("cuda:0"), threads=2, replays=replays, ranks=SimpleNamespace(size=1)
+        )
+        assert introduction._computing(compute) == text
+    compute = SimpleNamespace(device=torch.device("cpu"), threads=2, replays=False, ranks=SimpleNamespace(size=4))
+    assert introduction._computing(compute) == "2 threads on each of 4 ranks"
 
 
 def test_introduction_names_what_a_game_has_beyond_the_defaults(tmp_path):
