@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from a2c import __version__
 from a2c.config.config import Config
@@ -102,7 +105,7 @@ class RunLock:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._lock = FileLock(run_dir / LOCK, thread_local=False)
+        self._lock: BaseFileLock = FileLock(run_dir / LOCK, thread_local=False)
         self._file: os.stat_result | None = None  # the lock file that is held
 
     def take(self) -> None:
@@ -137,6 +140,8 @@ class RunLock:
 
     def _take(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        if not _has_locks(self.run_dir):  # filelock's own fallback differs from version to version
+            self._lock = SoftFileLock(self.run_dir / LOCK, thread_local=False)
         for name in GROWING:
             if (self.run_dir / name).is_symlink():
                 raise OSError(f"{name} must not be a link; remove it")
@@ -176,6 +181,16 @@ class RunLock:
                 return False
             aside.unlink()
         return True
+
+
+def _has_locks(directory: Path) -> bool:
+    """False for a directory on a file system without locks."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno != errno.ENOSYS
+    return True
 
 
 def _of_a_dead_process(path: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import gpu
 import pytest
+import torch
 from compare_sb3 import Options, compare, ratios
 from throughput import SINGLE, make_stages
 
@@ -113,7 +114,7 @@ def test_gpu_writes_what_follows_from_its_windows_on_the_cpu_too(tmp_path):
     assert figures["share_of_environments"] == pytest.approx(median["end to end"] / median["environments"])
     assert figures["to_target"]["reached"] and 0 < figures["to_target"]["env_steps"] <= 12000
     assert f"{median['end to end']:,.0f} decisions/s" in done.stdout and "a mean score of 12" in done.stdout
-    assert set(figures["machine"]) >= PLACE - {"precision"} and not figures["cuda_graphs"]
+    assert set(figures["machine"]) >= PLACE - {"precision"} and figures["cuda_graphs"] == torch.cuda.is_available()
 
 
 def test_gpu_refuses_an_algorithm_whose_environments_run_elsewhere(monkeypatch, capsys):

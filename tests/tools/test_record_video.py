@@ -225,7 +225,7 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
         line = capsys.readouterr().err
         assert line.startswith("error: env must") and line.count("\n") == 1
         return
-    assert code == 0 and f"score {sum([0.1] * 7)}, 7 decisions" in capsys.readouterr().out
+    assert code == 0 and "score 0.7, 7 decisions" in capsys.readouterr().out
     with Image.open(run_dir / "episode.webp") as film:
         assert film.size == (501, 31) and film.n_frames == 8
     if importlib.util.find_spec("av"):
