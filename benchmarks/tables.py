@@ -68,16 +68,18 @@ def throughput(group: Path) -> str:
 
 
 def gpu(group: Path) -> str:
-    """Speed of training on a GPU, with CUDA graphs and without, beside that of the environments alone."""
-    header = ("preset", "backend", "CUDA graphs", "environments alone", "training", "share", "peak GPU memory")
+    """Speed of training on a GPU, with CUDA graphs and without, and on the CPU beside it; and of environments alone."""
+    header = ("preset", "backend", "network on", "environments alone", "training", "share", "peak GPU memory")
     measurements, rows = read_all(group), []
     for figures in measurements:
         config, median = figures["config"], figures["median"]
         what = f"`{config['preset']}`", f"`{config['backend']}` x {config['num_envs']}"
-        graphs, speeds = "yes" if figures["cuda_graphs"] else "no", (median["environments"], median["end to end"])
-        share, memory = f"{figures['share_of_environments']:.0%}", f"{figures['peak_gpu_mb']:,.0f} MB"
-        rows.append((*what, graphs, *(f"{speed:,.0f}" for speed in speeds), share, memory))
-    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
+        peak, graphs = figures["peak_gpu_mb"], f"GPU, {'with' if figures['cuda_graphs'] else 'without'} CUDA graphs"
+        place, memory = ("CPU", "-") if peak is None else (graphs, f"{peak:,.0f} MB")
+        speeds = [f"{median[stage]:,.0f}" for stage in ("environments", "end to end")]
+        rows.append((*what, place, *speeds, f"{figures['share_of_environments']:.0%}", memory))
+    gpu = " and ".join(sorted({name for figures in measurements if (name := figures["machine"]["gpu"])}))
+    return measured([{**figures["machine"], "gpu": gpu} for figures in measurements]) + table(header, rows)
 
 
 def scaling(group: Path) -> str:
@@ -202,7 +204,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "strict": (learning, ["strict"]),
         "family": (learning, ["family"]),
         "lstm": (learning, ["lstm"]),
-        "pong-fast-gpu": (learning, ["pong-fast-gpu"]),
+        "learning-gpu": (learning, ["default-gpu", "pong-fast-gpu"]),
         "gpu": (gpu, ["gpu"]),
         "cartpole": (learning, ["cartpole", "cartpole-lstm"]),
         "throughput": (throughput, ["throughput"]),

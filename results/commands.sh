@@ -19,7 +19,8 @@ a2c compare runs/results/pong-fast-two-cores --preset pong-fast --seeds 280..284
 # The default settings, on both cores.
 a2c compare runs/results/default --preset default --seeds 290..294 --keep-policy-every 20000
 
-# pong-fast on a GPU. Without one, remove what it wrote: it would train on the CPU.
+# On a GPU. Without one, remove what they wrote: they would train on the CPU.
+a2c compare runs/results/default-gpu --preset default --cuda --seeds 2310..2312
 a2c compare runs/results/pong-fast-gpu --preset pong-fast --cuda --seeds 2300..2302
 
 # pong-fast without reuse: each rollout is learned from once. At the commit of these runs, pong-fast had 32 environments

@@ -101,18 +101,24 @@ def test_games_without_a_game_are_empty():
     assert tables.games() == ""
 
 
-def test_gpu_table_has_the_medians_of_a_file_with_cuda_graphs_and_one_without(tmp_path):
-    for name, graphs, speed in (("a", False, 3000.4), ("b", True, 9000.0)):
+def test_gpu_table_has_the_medians_of_files_with_cuda_graphs_without_and_without_the_gpu(tmp_path):
+    for name, graphs, speed, gpu in (
+        ("a", False, 3000.4, "H100"),
+        ("b", True, 9000.0, "H100"),
+        ("c", False, 1500.0, None),
+    ):
         median = {"environments": 15_000.0, "end to end": speed}
-        figures = {"machine": {**ABOUT, "gpu": "H100"}, "config": {"preset": "pong-fast"}, "cuda_graphs": graphs}
+        figures = {"machine": {**ABOUT, "gpu": gpu}, "config": {"preset": "pong-fast"}, "cuda_graphs": graphs}
         figures["config"] |= {"backend": "native", "num_envs": 16}
-        figures |= {"median": median, "share_of_environments": speed / 15_000, "peak_gpu_mb": 508.4}
+        figures |= {"median": median, "share_of_environments": speed / 15_000}
+        figures["peak_gpu_mb"] = 508.4 if gpu else None
         (tmp_path / f"{name}.json").write_text(json.dumps(figures))
     text = tables.gpu(tmp_path)
     assert text.startswith("Commit abc1234, 2 cores of X, H100, torch 2.\n")
     assert text.endswith(
-        "| `pong-fast` | `native` x 16 | no | 15,000 | 3,000 | 20% | 508 MB |\n"
-        "| `pong-fast` | `native` x 16 | yes | 15,000 | 9,000 | 60% | 508 MB |\n"
+        "| `pong-fast` | `native` x 16 | GPU, without CUDA graphs | 15,000 | 3,000 | 20% | 508 MB |\n"
+        "| `pong-fast` | `native` x 16 | GPU, with CUDA graphs | 15,000 | 9,000 | 60% | 508 MB |\n"
+        "| `pong-fast` | `native` x 16 | CPU | 15,000 | 1,500 | 10% | - |\n"
     )
 
 
