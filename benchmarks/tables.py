@@ -78,8 +78,8 @@ def gpu(group: Path) -> str:
         place, memory = ("CPU", "-") if peak is None else (graphs, f"{peak:,.0f} MB")
         speeds = [f"{median[stage]:,.0f}" for stage in ("environments", "end to end")]
         rows.append((*what, place, *speeds, f"{figures['share_of_environments']:.0%}", memory))
-    gpu = " and ".join(sorted({name for figures in measurements if (name := figures["machine"]["gpu"])}))
-    return measured([{**figures["machine"], "gpu": gpu} for figures in measurements]) + table(header, rows)
+    gpus = " and ".join(sorted({name for figures in measurements if (name := figures["machine"]["gpu"])}))
+    return measured([{**figures["machine"], "gpu": gpus} for figures in measurements]) + table(header, rows)
 
 
 def scaling(group: Path) -> str:

@@ -140,7 +140,8 @@ class RunLock:
 
     def _take(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        if not _has_locks(self.run_dir):  # filelock's own fallback differs from version to version
+        # filelock's own fallback differs from version to version.
+        if not isinstance(self._lock, SoftFileLock) and not _has_locks(self.run_dir):
             self._lock = SoftFileLock(self.run_dir / LOCK, thread_local=False)
         for name in GROWING:
             if (self.run_dir / name).is_symlink():
@@ -184,12 +185,12 @@ class RunLock:
 
 
 def _has_locks(directory: Path) -> bool:
-    """False for a directory on a file system without locks."""
-    with tempfile.TemporaryFile(dir=directory) as file:
-        try:
+    """False for a directory on a file system without locks; True where no file can be made to find out."""
+    try:
+        with tempfile.TemporaryFile(prefix=f"{LOCK}.", dir=directory) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno != errno.ENOSYS
+    except OSError as error:
+        return error.errno != errno.ENOSYS
     return True
 
 

@@ -1,5 +1,6 @@
 """A run directory of somebody else, of a killed process, or removed during a run: nothing outside it is changed."""
 
+import errno
 import fcntl
 import json
 import os
@@ -251,13 +252,16 @@ def no_flock(monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    for name, module in list(sys.modules.items()):  # its place differs from version to version
-        if name.startswith("filelock") and "exchange_names" in vars(module):
-            monkeypatch.setattr(module, "exchange_names", lambda *args: False)
+    modules = [module for name, module in sys.modules.items() if name.startswith("filelock")]
+    having = [module for module in modules if "exchange_names" in vars(module)]  # differs from version to version
+    assert having
+    for module in having:
+        monkeypatch.setattr(module, "exchange_names", lambda *args: False)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # of a fallback of filelock
 def test_run_lock_of_a_dead_process_is_taken_over_without_system_locks(tmp_path, no_flock):
-    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-W", "error", "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE)
     assert other.stdout.readline() == b"held\n"
     with pytest.raises(ValueError, match=r"in use by another process.* remove .*lock$"):
         RunLock(tmp_path / "run").take()
@@ -271,6 +275,7 @@ def test_run_lock_of_a_dead_process_is_taken_over_without_system_locks(tmp_path,
     assert not (tmp_path / "run" / "lock").exists()
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # of a fallback of filelock
 def test_run_lock_of_a_dead_process_goes_to_one_of_two(tmp_path, no_flock, monkeypatch):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -294,11 +299,38 @@ def test_run_lock_of_a_dead_process_goes_to_one_of_two(tmp_path, no_flock, monke
     second.release()
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # of a fallback of filelock
+def test_run_lock_without_system_locks_can_be_taken_twice_and_made_again(tmp_path, no_flock):
+    run_dir, lock = tmp_path / "run", RunLock(tmp_path / "run")
+    lock.take()
+    held = (run_dir / "lock").stat()
+    lock.take()  # a resume does: to read the checkpoint, and to write
+    assert os.path.samestat(held, (run_dir / "lock").stat())
+    shutil.rmtree(run_dir)
+    lock.keep()
+    with pytest.raises(ValueError, match="in use by another process"):
+        RunLock(run_dir).take()
+    lock.release()
+    assert not any(run_dir.iterdir())
+
+
+@pytest.mark.parametrize("error, locks", [(errno.ENOSYS, False), (errno.ENOLCK, True)])
+def test_a_file_system_has_no_locks_only_where_it_says_so(error, locks, tmp_path, monkeypatch):
+    assert directory._has_locks(tmp_path) and directory._has_locks(tmp_path / "missing")
+
+    def flock(*args):
+        raise OSError(error, "refused")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert directory._has_locks(tmp_path) is locks and not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "content",
     ["", f"{os.getpid()}\n{socket.gethostname()}\n", "7\nanother-host\n"],
     ids=["empty", "this process", "another host"],
 )
+@pytest.mark.filterwarnings("error::UserWarning")  # of a fallback of filelock
 def test_run_lock_that_may_be_held_says_what_to_do(content, tmp_path, no_flock):
     (tmp_path / "lock").write_text(content)
     with pytest.raises(ValueError, match=f"if no process on any host uses it, remove {tmp_path / 'lock'}"):
