@@ -137,17 +137,13 @@ def sb3(group: Path) -> str:
 
 
 def games(*groups: Path) -> str:
-    """A table per commit and processor, a row per game: the published policy, frozen, beside others' results.
-
-    Empty without a game.
-    """
+    """A row per game: the published policy, frozen, beside others' results. Empty without a game."""
+    if not groups:
+        return ""
     header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
     early = zoo_at_2_million()
-    made_with: dict[str, list[Sequence[str]]] = {}
-    for group in groups:
-        made_with.setdefault(measured([about(group)]), []).append(game(group, early))
-    texts = [line + table(header, rows) for line, rows in made_with.items()]
-    return GAMES_TITLE + "\n".join(texts) if texts else ""
+    rows = [game(group, early) for group in groups]
+    return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
 
 
 def game(group: Path, early: dict[str, float]) -> Sequence[str]:

@@ -35,9 +35,8 @@ a2c compare runs/results/lstm --preset lstm --seeds 265..269 --jobs 2 --keep-pol
 a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
 a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 --jobs 2
 
-# One setting for all games: one seed each, 10 million decisions or fewer. Breakout, Qbert, SpaceInvaders, Boxing,
-# BeamRider and Pong were trained when the preset had no exploration noise: today's command for them has
-# --exploration-noise 0, too.
+# One setting for all games: one seed each, 10 million decisions or fewer. Breakout and Qbert were trained when the
+# preset had no exploration noise: today's command for them has --exploration-noise 0, too.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
