@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/learning.md, and the learning curve, from the files in results/.
+"""Write the tables of README.md and docs/, and the learning curve, from the files in results/.
 
     python benchmarks/tables.py          # fills the text between <!-- NAME --> and <!-- /NAME -->; draws docs/pong.png
     python benchmarks/tables.py --check  # changes nothing; exit code 1 if a document is out of date
@@ -207,7 +207,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "sb3": (sb3, ["sb3"]),
     },
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
-    "docs/learning.md": {
+    "docs/experiments.md": {
         "trials": (trials, ["trials.csv"]),
         "sticky": (sticky_trials, ["sticky-trials.csv"]),
         "search": (search, ["pong-fast", "pong-fast-two-cores", "default", "strict", "family", "lstm", "search-*"]),
