@@ -1,4 +1,4 @@
-"""Experience as in the classic notebook: n-step transitions, and `unpack_batch`, which takes rollouts too."""
+"""Experience as A2C notebooks have it, n-step transitions, and `unpack_batch`, which takes rollouts too."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from a2c.rollout import Batch, Rollout, flat_values
 
 
 class Experience(NamedTuple):
-    """An n-step transition, as in the classic notebook.
+    """An n-step transition: a decision, and what followed in a window of n decisions.
 
     `reward` is the discounted sum of the window's rewards; `last_state` is the observation
-    after the window, None when the episode ended inside it. `reward_steps` is set only for
-    a window shorter than the others that still has a `last_state` (a truncated episode).
+    after the window, None when the episode was terminated inside it. `reward_steps` is the number
+    of decisions in the window; None stands for the `reward_steps` of `unpack_batch`. A truncated
+    episode ends in windows that are shorter than the others and still have a `last_state`.
     """
 
     state: Any
@@ -47,7 +48,7 @@ class Transitions:
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass and n-step returns; `reward` is a sum that was clipped already, and `gae_lambda` is 1."""
         device = next(net.parameters()).device
-        states, actions, returns = _unpack_transitions(self.items, net, device, gamma, 1)
+        states, actions, returns = _unpack_transitions(self.items, net, device, gamma, 1)  # for those without their own
         logits, values = net(states)
         return Batch(logits, flat_values(values, len(states)), actions, returns)
 

@@ -1,6 +1,7 @@
 """Collecting experience: environments and a network in, rollouts out.
 
-Works with any SAME_STEP vector environment and any network with `(logits, values)` outputs; depends on
+Works with any vector environment whose autoreset mode is gymnasium's SAME_STEP (where an episode has ended, the
+observation begins the next one) and any network with `(logits, values)` outputs; depends on
 neither Atari nor the loss. Training, evaluation and recording all use this loop.
 """
 
@@ -30,7 +31,7 @@ class Collected(NamedTuple):
     rollout: Rollout
     episodes: list[Episode]  # that ended, in order
     seconds: dict[str, float]  # wall time of the stages env and act, mean of the groups
-    steps: Sequence[int] = ()  # t in which each of the episodes ended; GA3C does not need it
+    ended_at: Sequence[int] = ()  # t in which each of the episodes ended; GA3C does not need it
 
 
 class TruncatedStep(NamedTuple):
@@ -42,13 +43,22 @@ class TruncatedStep(NamedTuple):
     rnn_state: Tensor
 
 
+class Played(NamedTuple):
+    """One group's part of a rollout, besides what is in the buffers."""
+
+    finals: list[TruncatedStep]
+    episodes: list[tuple[int, Episode]]  # and t in which each ended
+    env_seconds: float
+    act_seconds: float
+
+
 class Collector:
     """Takes `rollout_steps` decisions in every environment and returns them as a `Rollout`.
 
     The environments come in groups. Each group has a compute thread and a `Policy` of its own: act, step,
     store, without waiting for other groups. Group g samples from a generator seeded with `sampling_seed(seed, g)`.
-    The buffers are reused: a rollout is valid until the next `collect`. What only the learner reads is written to
-    buffers on the host, `host`, and crosses to a GPU once per rollout; on the CPU these are the rollout's own.
+    The buffers are reused: a rollout is valid until the next `collect`. Rewards and flags are written to buffers in
+    main memory, `host`, and copied to a GPU once per rollout; on the CPU these are the rollout's own.
     """
 
     HOST = ("rewards", "terminated", "truncated", "starts")
@@ -137,8 +147,8 @@ class Collector:
         for policy in self.policies:
             policy.perturb(noise)
         played = self.compute.map(self._play, range(len(self.groups)))
-        finals = sorted((final for group in played for final in group[0]), key=lambda final: final[:2])
-        episodes = sorted((t, episode) for group in played for t, episode in group[1])  # as they ended
+        finals = sorted((final for part in played for final in part.finals), key=lambda final: final[:2])
+        episodes = sorted(ended for part in played for ended in part.episodes)  # as they ended
         index = torch.tensor([(f.t, f.n) for f in finals], dtype=torch.int64).reshape(-1, 2)
         no_obs = buffers.next_obs[:0]
         final_obs = to_device(torch.from_numpy(np.stack([f.obs for f in finals])), device) if finals else no_obs
@@ -149,22 +159,26 @@ class Collector:
             final_rnn_state=torch.cat([buffers.next_rnn_state[:0], *(f.rnn_state[None] for f in finals)]),
             policy_version=torch.full_like(buffers.policy_version, policy_version),
         )
-        rollout = self._cross(rollout)
-        check_finite(buffers.log_probs)  # waits for what crosses, too: the buffers on the host may be used again
-        seconds = {name: sum(group[i] for group in played) / len(played) for i, name in ((2, "env"), (3, "act"))}
+        rollout = self._copy_to_device(rollout)
+        check_finite(buffers.log_probs)  # waits for the copies, too: the buffers in main memory may be used again
+        seconds = {
+            "env": sum(part.env_seconds for part in played) / len(played),
+            "act": sum(part.act_seconds for part in played) / len(played),
+        }
         return Collected(rollout, [episode for _, episode in episodes], seconds, [t for t, _ in episodes])
 
-    def _cross(self, rollout: Rollout) -> Rollout:
-        """`rollout` with what was written on the host on the device; on the CPU it is there already."""
+    def _copy_to_device(self, rollout: Rollout) -> Rollout:
+        """`rollout` with what was written in main memory on the device; on the CPU it is there already."""
         if self.host is self.buffers:
             return rollout
-        rollout.check()  # on the host, where no device has to be waited for
-        crossing = ((getattr(self.buffers, name), getattr(rollout, name)) for name in self.HOST)
-        crossed = (mine.copy_(theirs, non_blocking=True) for mine, theirs in crossing)
-        return replace(rollout, **dict(zip(self.HOST, crossed, strict=True)))
+        rollout.check()  # before the copy: no device has to be waited for
+        copies = {
+            name: getattr(self.buffers, name).copy_(getattr(rollout, name), non_blocking=True) for name in self.HOST
+        }
+        return replace(rollout, **copies)
 
-    def _play(self, g: int) -> tuple[list[TruncatedStep], list[tuple[int, Episode]], float, float]:
-        """One group's part: fills its columns; returns truncated steps, episodes (with t), seconds of env and act."""
+    def _play(self, g: int) -> Played:
+        """One group's part: fills its columns of the buffers."""
         buffers, host, columns, envs = self.buffers, self.host, self.slices[g], self.groups[g]
         policy, staging = self.policies[g], self.staging[g]
         buffers.rnn_state[columns] = policy.rnn_state
@@ -195,4 +209,4 @@ class Collector:
             staging.store(next_obs, ended, obs, buffers.next_obs[columns] if last else buffers.obs[t + 1, columns])
             (self.starts[columns] if last else host.starts[t + 1, columns]).copy_(torch.from_numpy(ended))
         buffers.next_rnn_state[columns] = policy.rnn_state
-        return finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds
+        return Played(finals, episodes, env_seconds, time.perf_counter() - begin - env_seconds)

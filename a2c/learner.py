@@ -21,8 +21,8 @@ from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network, exploration_noise
 from a2c.rollout import Rollout, split_edges
 from a2c.update import (
-    Gradients,
     Minibatch,
+    Terms,
     check_steps,
     clipped_step,
     compute_gradients,
@@ -30,7 +30,7 @@ from a2c.update import (
     sum_gradients,
 )
 
-StepFunction = Callable[[Minibatch, int, bool, float], tuple[Gradients, Tensor]]
+StepFunction = Callable[[Minibatch, int, bool, float], tuple[Terms, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -45,8 +45,8 @@ class Shared(NamedTuple):
 class Learner:
     """Turns rollouts into a better policy.
 
-    `net` holds the float32 parameters; `replica` (see `make_replica`) acts and learns. `env_steps`, `updates` and
-    `rewards` (decisions with a reward, with exploration noise only) count what was learned from.
+    `net` holds the float32 parameters; `replica`, `net` itself or its copy in bfloat16, acts and learns. `env_steps`,
+    `updates` and `rewarded` (decisions with a reward, with exploration noise only) count what was learned from.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.env_steps = self.updates = self.rewards = 0
+        self.env_steps = self.updates = self.rewarded = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
-        self.last_update: tuple[Gradients, Tensor] | None = None  # and the gradient's norm before the clip
+        self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before the clip
         self.step: StepFunction = self.take_step
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
 
@@ -95,23 +95,23 @@ class Learner:
     ) -> None:
         """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
 
-        `minibatches`: by default `num_minibatches` of the rollout (that of the config), cut as `config.shuffle` says.
+        `minibatches`: by default the rollout in `num_minibatches` (default: config's), cut as `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
         FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
-        if rollout.terminated.device.type == "cpu":  # else this was done before the flags crossed
+        if rollout.terminated.device.type == "cpu":  # for a GPU, the collector has done this
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        noise = exploration_noise(self.config, self.rewards)  # of the policy that acted
-        done: list[tuple[Gradients, Tensor]] = []
+        noise = exploration_noise(self.config, self.rewarded)  # of the policy that acted
+        done: list[tuple[Terms, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
             dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches)
         else:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
-            lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))
+            lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))  # a rank may have none
             off_policy = lags[-1] > 0 or noise > 0
             done.append(self.step(minibatch, size, off_policy, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
@@ -123,7 +123,7 @@ class Learner:
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
-            self.rewards += int(self.compute.ranks.sum(rollout.rewards.count_nonzero()))
+            self.rewarded += int(self.compute.ranks.sum(rollout.rewards.count_nonzero()))
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -155,24 +155,24 @@ class Learner:
 
     def take_step(
         self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
-    ) -> tuple[Gradients, Tensor]:
+    ) -> tuple[Terms, Tensor]:
         """One optimiser step on `minibatch`, this rank's part of `size` samples.
 
         Returns the terms of all of them, and the gradient's norm before the clip.
         """
         config, compute = self.config, self.compute
-        result = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
-        result = sum_gradients(self.net, result, compute.ranks, share=len(minibatch) / size)
+        gradients, terms = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
+        terms = sum_gradients(self.net, gradients, terms, compute.ranks, share=len(minibatch) / size)
         norm = clipped_step(self.net, self.optimizer, config.max_grad_norm)
         self.sync()
-        return result._replace(gradients=()), norm
+        return terms, norm
 
     def replace_step(self, step: StepFunction) -> None:
         """Take every step by `step`, which is called like `take_step`."""
         self.step = step
 
     def update_normalizer(self, obs: Tensor) -> None:
-        """Feed `obs [T, N, K, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""
+        """Feed `obs [T, N, stack, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""
         norm = self.statistics
         if norm is not None:
             frames = (obs[:, :, -1] if norm.stacked else obs).flatten(0, 1)
@@ -185,19 +185,19 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, rewards: int) -> None:
+    def set_counts(self, env_steps: int, updates: int, rewarded: int) -> None:
         """Set the counts to those of all learners of the run together."""
-        self.env_steps, self.updates, self.rewards = env_steps, updates, rewards
+        self.env_steps, self.updates, self.rewarded = env_steps, updates, rewarded
 
-    def add_remote(self, env_steps: int, updates: int, rewards: int, metrics: dict[str, float]) -> None:
+    def add_remote(self, env_steps: int, updates: int, rewarded: int, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
-        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.rewards + rewards)
+        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.rewarded + rewarded)
         self.last_metrics = metrics or self.last_metrics
 
     def metrics(self) -> dict[str, float]:
         """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
         counts = {"env_steps": self.env_steps, "updates": self.updates}
-        noise = exploration_noise(self.config, self.rewards)
+        noise = exploration_noise(self.config, self.rewarded)
         schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
         return {**counts, **schedules, **self.update_metrics()}
 
@@ -215,7 +215,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "rewards": self.rewards,
+            "rewards": self.rewarded,
             "metrics": self.update_metrics(),
         }
 
@@ -224,8 +224,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        rewards = state.get("rewards", 0)  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), int(rewards))
+        rewarded = state.get("rewards", 0)  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), int(rewarded))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

@@ -22,7 +22,7 @@ NetworkFn = Callable[[tuple[int, ...], int], nn.Module]  # makes a network for (
 
 
 class OutputLayer(nn.Linear):
-    """The last layer of a head: float32 in a bfloat16 replica too, since bfloat16 has only every half point near 90."""
+    """The last layer of a head: float32 in a bfloat16 replica, too, as bfloat16 numbers near 90 are 0.5 apart."""
 
     keeps_float32 = True
 
@@ -34,9 +34,9 @@ class OutputLayer(nn.Linear):
 class AtariA2C(nn.Module):
     """The classic Atari network: three convolutions, then separate policy and value heads.
 
-    Convolutions 32x8 stride 4, 64x4 stride 2, 64x3 stride 1 (Mnih et al., 2015), ReLU; each
-    head is 3136 -> 512 -> out for 84x84 frames. Without a `normalizer` pixels are divided by
-    256, and a state_dict of the classic notebook loads unchanged.
+    Convolutions of 32 channels (8x8, stride 4), 64 (4x4, stride 2) and 64 (3x3, stride 1), ReLU (Mnih et
+    al., 2015); each head is 3136 -> 512 -> out for 84x84 frames. Without a `normalizer` pixels are divided
+    by 256, and a state_dict of an A2C notebook with these layers loads unchanged.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class SharedA2C(nn.Module):
     """Convolutions and one hidden layer that policy and value share.
 
     `nature`: the convolutions of `AtariA2C` and 512 units, which is what Stable-Baselines3
-    trains. `nips`: 16x8 stride 4, 32x4 stride 2 and 256 units (Mnih et al., 2013), which A3C and
-    GA3C used. `small`: 16x4 stride 2, 32x4 stride 2 and 256 units, for 42x42 frames.
+    trains. `nips`: 16 channels (8x8, stride 4), 32 (4x4, stride 2) and 256 units (Mnih et al., 2013),
+    which A3C and GA3C used. `small`: the same with 4x4, stride 2, in both, for 42x42 frames.
     """
 
     KINDS: ClassVar = {  # name: (convolutions as (channels, kernel, stride), hidden units)
@@ -236,7 +236,7 @@ def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def orthogonal_init(net: AtariA2C | SharedA2C | MlpA2C | LstmA2C) -> None:
-    """Orthogonal weights: gain sqrt(2), 0.01 for the logits (an almost uniform start), 1 for the value."""
+    """Orthogonal weights: gain sqrt(2), 0.01 for the logits (an almost uniform start), 1 for the value and an LSTM."""
     for module in net.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(module.weight, math.sqrt(2))

@@ -22,8 +22,8 @@ ALONE = Ranks()
 class PixelNorm(nn.Module):
     """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
 
-    The statistics are cumulative over training: of the last frame, `[H, W]`, for each frame of a
-    stack; of every channel, `[C, H, W]`, for an image whose channels are colours. A ball that covers a
+    The statistics are cumulative over training. Of stacked frames: one mean and variance per pixel,
+    `[H, W]`, measured on the newest frame and used for all; of an image in colours: `[C, H, W]`. A ball that covers a
     pixel one time in a thousand becomes a signal of 5 on a background of 0.
     """
 
@@ -122,7 +122,10 @@ class FrameNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
-        """Take in `frames [B, H, W]` or `[B, C, H, W]` of all ranks, oldest first, as many of each of `steps`."""
+        """Take in `frames [B, H, W]` or `[B, C, H, W]`: `steps` times those of N environments, oldest step first.
+
+        Every rank passes its environments' frames of the same steps.
+        """
         pixels = frames.flatten(1).float()
         moments = torch.stack([pixels.mean(1), pixels.std(1, correction=0)]).view(2, steps, -1)  # [2, T, N]
         means, stds = ranks.join_columns(moments).flatten(1)  # [B] each

@@ -22,11 +22,11 @@ def lambda_returns(
 
     ::
 
-        G[t] = r[t] + gamma * B[t]                                          where the episode ended
-        G[t] = r[t] + gamma * ((1 - lambda) * B[t] + lambda * G[t + 1])     elsewhere
-        B[t] = 0 where terminated, else next_values[t];  G[T] = B[T - 1]
+        G[t]  = r[t] + gamma * V'[t]                                         where the episode ended
+        G[t]  = r[t] + gamma * ((1 - lambda) * V'[t] + lambda * G[t + 1])    elsewhere
+        V'[t] = 0 where terminated, else next_values[t];  G[T] = V'[T - 1]
 
-    lambda = 1 is the n-step return, lambda = 0 is TD(0), and `G - V` is the generalised
+    lambda = 1 is the longest n-step return that the rollout allows, lambda = 0 is TD(0), and `G - V` is the generalised
     advantage estimate. Sources: Sutton & Barto (2018), equation 12.18; Schulman et al.
     (2016), "High-dimensional continuous control using GAE", section 3.
 

@@ -1,4 +1,4 @@
-"""One clipped optimiser step: gradients, clip, step; and what it says about itself."""
+"""One clipped optimiser step: gradients, clip, step; and its metrics."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ class Minibatch(Protocol):
     def __len__(self) -> int: ...
 
 
-class Gradients(NamedTuple):
-    """Gradients of a minibatch's mean loss, in the order of the parameters, and its terms (batch means)."""
+Gradients = Sequence[Sequence[Tensor]]  # for each parameter one of each shard; their sum is the gradient
 
-    gradients: Sequence[Sequence[Tensor]]  # per parameter one of each shard; their sum is the gradient
+
+class Terms(NamedTuple):
+    """What a step was made of: batch means, scalars."""
+
     loss: A2CLoss
     returns: Tensor
     squared_returns: Tensor
@@ -48,7 +50,7 @@ def compute_gradients(
     compute: Compute,
     off_policy: bool,
     entropy_coef: float | Tensor,
-) -> Gradients:
+) -> tuple[Gradients, Terms]:
     """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
     `off_policy`: the policy that acted was another, older or with noise; then each sample of a rollout is weighted by
@@ -72,13 +74,13 @@ def compute_gradients(
 
     gradients, losses, *others = zip(*results, strict=True)
     loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
-    return Gradients(list(zip(*gradients, strict=True)), loss, *map(mean, others))
+    return list(zip(*gradients, strict=True)), Terms(loss, *map(mean, others))
 
 
-def _no_gradients(net: nn.Module, compute: Compute) -> Gradients:
+def _no_gradients(net: nn.Module, compute: Compute) -> tuple[Gradients, Terms]:
     zero = torch.zeros((), device=compute.device)
     loss = A2CLoss(*[zero] * len(A2CLoss._fields))
-    return Gradients([(torch.zeros_like(parameter),) for parameter in net.parameters()], loss, zero, zero, zero)
+    return [(torch.zeros_like(parameter),) for parameter in net.parameters()], Terms(loss, zero, zero, zero)
 
 
 def _shard_gradients(
@@ -102,30 +104,30 @@ def _shard_gradients(
     return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float().mean()
 
 
-def sum_gradients(net: nn.Module, result: Gradients, ranks: Ranks, share: float = 1.0) -> Gradients:
+def sum_gradients(net: nn.Module, gradients: Gradients, terms: Terms, ranks: Ranks, share: float = 1.0) -> Terms:
     """Set `.grad` to the sum over all shards of all ranks; returns the terms of the whole minibatch.
 
-    `share`: of its samples that this rank has.
+    `terms`: of this rank's samples; `share`: the part of the minibatch that these are.
     """
-    for parameter, (first, *others) in zip(net.parameters(), result.gradients, strict=True):
+    for parameter, (first, *others) in zip(net.parameters(), gradients, strict=True):
         if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(first)
         for gradient in others:
             parameter.grad.add_(gradient)
-    return _sum_over_ranks(net, result, ranks, share) if ranks.size > 1 else result
+    return _sum_over_ranks(net, terms, ranks, share) if ranks.size > 1 else terms
 
 
-def _sum_over_ranks(net: nn.Module, result: Gradients, ranks: Ranks, share: float) -> Gradients:
+def _sum_over_ranks(net: nn.Module, terms: Terms, ranks: Ranks, share: float) -> Terms:
     """One all-reduce of everything, gradients and terms, as one vector."""
-    terms = [*result.loss, *result[2:]]
-    tensors = [parameter.grad for parameter in net.parameters() if parameter.grad is not None] + terms
+    gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    tensors = [*gradients, *terms.loss, *terms[1:]]
     flat = ranks.sum(torch.cat([tensor.float().flatten() for tensor in tensors]).mul_(share))
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
     sums = [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
-    torch._foreach_copy_(tensors[: -len(terms)], sums[: -len(terms)])
-    loss, others = sums[-len(terms) : -3], sums[-3:]
-    return Gradients((), A2CLoss(*loss), *others)
+    torch._foreach_copy_(gradients, sums[: len(gradients)])
+    loss, others = sums[len(gradients) : -3], sums[-3:]
+    return Terms(A2CLoss(*loss), *others)
 
 
 def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
@@ -135,20 +137,20 @@ def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm
     return norm
 
 
-def check_steps(done: Sequence[tuple[Gradients, Tensor]], net: nn.Module, updates: int) -> None:
+def check_steps(done: Sequence[tuple[Terms, Tensor]], net: nn.Module, updates: int) -> None:
     """FloatingPointError naming the first bad quantity of the steps `done`, after which there were `updates`.
 
     One copy to the host for all of them.
     """
     if not done:
         return
-    sizes = [size for result, norm in done for size in (result.loss.total, norm)]
+    sizes = [size for terms, norm in done for size in (terms.loss.total, norm)]
     sizes += torch._foreach_norm(list(net.parameters()))
     if torch.stack([size.detach() for size in sizes]).isfinite().all():
         return
-    for number, (result, norm) in enumerate(done, start=updates - len(done) + 1):
-        terms = {f"{name} loss": getattr(result.loss, name) for name in ("policy", "value", "total")}
-        for name, value in {**terms, "gradient's norm": norm}.items():
+    for number, (terms, norm) in enumerate(done, start=updates - len(done) + 1):
+        losses = {f"{name} loss": getattr(terms.loss, name) for name in ("policy", "value", "total")}
+        for name, value in {**losses, "gradient's norm": norm}.items():
             if not math.isfinite(value):
                 raise FloatingPointError(
                     f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
@@ -161,16 +163,16 @@ def check_steps(done: Sequence[tuple[Gradients, Tensor]], net: nn.Module, update
 
 
 def describe_update(
-    result: Gradients, grad_norm: Tensor, net: nn.Module, max_grad_norm: float, entropy_coef: float
+    terms: Terms, grad_norm: Tensor, net: nn.Module, max_grad_norm: float, entropy_coef: float
 ) -> dict[str, float]:
     """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
-    norm, loss = float(grad_norm), result.loss
+    norm, loss = float(grad_norm), terms.loss
     entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
     undo_clip = max(1.0, norm / (max_grad_norm or math.inf))
     return {
         "advantage": float(loss.advantage),
-        "values": float(result.values),
-        "batch_rewards": float(result.returns),
+        "values": float(terms.values),
+        "batch_rewards": float(terms.returns),
         "loss_entropy": -entropy_coef * float(loss.entropy),
         "loss_policy": float(loss.policy),
         "loss_value": float(loss.value),
@@ -179,17 +181,17 @@ def describe_update(
         "ratio": float(loss.ratio),
         "approx_kl": float(loss.approx_kl),
         "clip_fraction": float(loss.clip_fraction),
-        "explained_variance": explained_variance(result),
+        "explained_variance": explained_variance(terms),
         "grad_l2": norm,
         "grad_max": float(entries.abs().max()) * undo_clip,
         "grad_var": float(entries.var(unbiased=False)) * undo_clip**2,
     }
 
 
-def explained_variance(result: Gradients) -> float:
+def explained_variance(terms: Terms) -> float:
     """Share of the variance of a batch's returns that the value head explains; NaN where all returns are equal."""
     returns, squared, error, bias = map(
-        float, (result.returns, result.squared_returns, result.loss.value, result.loss.advantage)
+        float, (terms.returns, terms.squared_returns, terms.loss.value, terms.loss.advantage)
     )
     variance = squared - returns**2
     return 1.0 - (error - bias**2) / variance if variance > 1e-5 * squared else math.nan  # else it is rounding

@@ -102,7 +102,7 @@ MUTANTS = {  # what stands in the source of a function, what replaces it, and th
     "final observations": (Collector, "collect", "if finals else no_obs", ".cpu() if finals else no_obs", FEW),
     "the final index": (Rollout, "returns", "to_device(self.final_index.T, after.device)", "self.final_index.T", FEW),
     "starts after a rollout": (Rollout, "returns", ", device=after.device", "", LSTM),
-    "what crosses at the end": (Collector, "_cross", "rollout.check()", "return rollout", FEW),
+    "what is copied at the end": (Collector, "_copy_to_device", "rollout.check()", "return rollout", FEW),
     "starts of episodes": (Collector, "_play", "if policy.recurrent", "if False", LSTM),
     "a check in each decision": (Policy, "decide", "return self._decide(obs, starts)", "return self.act_(obs)", FEW),
     "actions nobody waits for": (Collector, "_play", "staging.actions_on_host(decision.actions)", NO_WAIT, FEW),

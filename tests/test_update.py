@@ -22,7 +22,7 @@ from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.policy import exploration_noise, initial_state, replay
 from a2c.rollout import Rollout
-from a2c.update import Gradients
+from a2c.update import Terms
 
 
 def random_rollout(steps: int = 6, envs: int = 11, seed: int = 0) -> Rollout:
@@ -49,7 +49,7 @@ def make_net(seed: int = 0) -> MlpA2C:
 
 def train(
     net: MlpA2C, batches: list, config: Config, optimizer: torch.optim.Optimizer | None = None
-) -> list[tuple[Gradients, Tensor]]:
+) -> list[tuple[Terms, Tensor]]:
     """Learn the batches one after the other; `net` is changed in place."""
     optimizer = optimizer or make_optimizer(net, config)
     with closing(Compute(config)) as compute:
@@ -315,13 +315,13 @@ def test_learn_counts_decisions_with_a_reward_once_and_the_noise_falls_with_them
         learner, resumed = (Learner(config, spaces((4,), 3), compute) for _ in range(2))
         learner.learn(rollout)
         resumed.load_state_dict(learner.state_dict())
-        assert learner.rewards == resumed.rewards == 3
+        assert learner.rewarded == resumed.rewarded == 3
         assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"] == 1.0
         learner.learn(rollout)
-        assert learner.rewards == 6 and learner.metrics()["exploration_noise"] == 0.0
+        assert learner.rewarded == 6 and learner.metrics()["exploration_noise"] == 0.0
         old = {name: value for name, value in learner.state_dict().items() if name != "rewards"}
         resumed.load_state_dict(old)
-    assert resumed.rewards == 0 and resumed.env_steps == learner.env_steps
+    assert resumed.rewarded == 0 and resumed.env_steps == learner.env_steps
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():

@@ -46,13 +46,17 @@ class A2C:
         seeds = run_seeds(config, env_steps)
         own_seeds = [seeds.envs[row] for row in compute.ranks.rows(config.num_envs)]
         self.groups = make_groups(config, own_seeds, compute.env_groups, compute.threads_per_group)
-        steps, seed = 1 if config.sliding_batch else config.rollout_steps, seeds.sampling(compute.ranks.rank * GROUPS)
+        steps = 1 if config.sliding_batch else config.rollout_steps
+        seed = seeds.sampling(compute.ranks.rank * GROUPS)
         self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
         if compute.replays:
             self.collector.capture()
 
     def training_step(self) -> TrainingStats:
-        """The algorithm: collect a rollout with the current policy, then learn from it."""
+        """The algorithm: collect a rollout with the current policy, then learn from it.
+
+        A run is one process, and `ranks.all(f)` is `[f()]`, unless torchrun has started several, which are its ranks.
+        """
         stats = merge_ranks(self.compute.ranks.all(self._collect))
         began = time.perf_counter()
         rollout = self.collected.rollout
@@ -61,11 +65,12 @@ class A2C:
 
     def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
         """Fill `collected`; what this rank did, and the steps in which its episodes ended."""
-        noise = exploration_noise(self.config, self.learner.rewards)
-        rollout, episodes, seconds, steps = self.collected = self.collector.collect(self.learner.updates, noise)
+        noise = exploration_noise(self.config, self.learner.rewarded)
+        self.collected = self.collector.collect(self.learner.updates, noise)
         rows = self.compute.ranks.rows(self.config.num_envs)
-        episodes = [episode._replace(env=rows[episode.env]) for episode in episodes]
-        return TrainingStats(len(rollout), episodes, seconds), steps
+        episodes = [episode._replace(env=rows[episode.env]) for episode in self.collected.episodes]
+        stats = TrainingStats(len(self.collected.rollout), episodes, self.collected.seconds)
+        return stats, self.collected.ended_at
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: no rollout is being collected between two training steps."""

@@ -12,7 +12,7 @@ from a2c.compute.graphs import Replay, make_replay
 from a2c.learner import Learner
 from a2c.losses import A2CLoss
 from a2c.rollout import Decisions
-from a2c.update import Gradients, Minibatch
+from a2c.update import Minibatch, Terms
 
 
 class CapturedSteps:
@@ -27,16 +27,14 @@ class CapturedSteps:
         self.entropy_coef = torch.zeros((), device=self.device)  # a replay reads it, as it does the learning rate
         self.replays: dict[tuple[int, bool], Replay] = {}
 
-    def __call__(
-        self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float
-    ) -> tuple[Gradients, Tensor]:
+    def __call__(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float) -> tuple[Terms, Tensor]:
         """One step on `minibatch`, all `size` `Decisions` of it; terms of its own, not overwritten by the next one."""
         assert isinstance(minibatch, Decisions) and len(minibatch) == size
         inputs = minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs
         self.entropy_coef.fill_(entropy_coef)
         replay = self.replays.get((len(minibatch), off_policy)) or self._prepare(inputs, off_policy)
-        *terms, returns, squares, values, norm = replay(*inputs)[0].clone().unbind()
-        return Gradients((), A2CLoss(*terms), returns, squares, values), norm
+        *loss, returns, squares, values, norm = replay(*inputs)[0].clone().unbind()
+        return Terms(A2CLoss(*loss), returns, squares, values), norm
 
     def _prepare(self, inputs: Sequence[Tensor], off_policy: bool) -> Replay:
         learner = self.learner
@@ -51,5 +49,5 @@ class CapturedSteps:
     ) -> Sequence[Tensor]:
         """The step, and all its terms as one tensor: they are copied before the next replay overwrites them."""
         minibatch = Decisions(obs, actions, returns, log_probs, policy_version=0.0)  # which no step reads
-        result, norm = self.learner.take_step(minibatch, len(minibatch), off_policy, self.entropy_coef)
-        return [torch.stack([*result.loss, result.returns, result.squared_returns, result.values, norm])]
+        terms, norm = self.learner.take_step(minibatch, len(minibatch), off_policy, self.entropy_coef)
+        return [torch.stack([*terms.loss, terms.returns, terms.squared_returns, terms.values, norm])]

@@ -83,7 +83,7 @@ class Config:
     gamma: Annotated[float, Range(0.0, 1.0)] = 0.99
     """Discount factor (0 to 1)."""
     gae_lambda: Annotated[float, Range(0.0, 1.0)] = 0.95
-    """Lambda of the lambda-return; 1 gives the n-step return (0 to 1)."""
+    """Lambda of the lambda-return; 1 gives the longest n-step return in the rollout (0 to 1)."""
     learning_rate: Annotated[float, Range(0.0, 10.0, above=True)] = 0.001
     """Step size of the optimiser; also --lr (per update)."""
     lr_final: Annotated[float, Range(0.0, 1.0)] = 0.1

@@ -19,7 +19,7 @@ from a2c.compute.replica import sync_replica
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
-from a2c.update import Gradients, Minibatch, clipped_step, compute_gradients, sum_gradients
+from a2c.update import Minibatch, Terms, clipped_step, compute_gradients, sum_gradients
 
 N_ACTIONS = 5
 
@@ -229,10 +229,10 @@ def learn(
     config: Config,
     compute: Compute,
     off_policy: bool = True,
-) -> tuple[Gradients, Tensor]:
+) -> tuple[Terms, Tensor]:
     """One step, as `Learner` takes it; what it did and the gradient's norm before the clip."""
-    result = compute_gradients(replica, minibatch, config, compute, off_policy, config.entropy_coef)
-    sum_gradients(net, result, compute.ranks)
+    gradients, terms = compute_gradients(replica, minibatch, config, compute, off_policy, config.entropy_coef)
+    sum_gradients(net, gradients, terms, compute.ranks)
     norm = clipped_step(net, optimizer, config.max_grad_norm)
     sync_replica(replica, net)
-    return result, norm
+    return terms, norm

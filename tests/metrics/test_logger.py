@@ -120,8 +120,8 @@ def test_describe_update_measures_the_gradient_before_the_clip():
         torch.manual_seed(0)
         net = MlpA2C((3,), 2)
         changed = Config(**vars(config) | {"max_grad_norm": max_grad_norm})
-        result, norm = learn(net, net, make_optimizer(net, changed), batch, changed, compute)
-        found.append(describe_update(result, norm, net, changed.max_grad_norm, changed.entropy_coef))
+        terms, norm = learn(net, net, make_optimizer(net, changed), batch, changed, compute)
+        found.append(describe_update(terms, norm, net, changed.max_grad_norm, changed.entropy_coef))
         compute.close()
     free, clipped = found
     assert free["grad_l2"] > 0.1
@@ -172,12 +172,12 @@ def test_explained_variance_is_that_of_all_shards_together(threads):
     transitions = [Experience(rng.normal(size=3).astype(np.float32), 0, float(rng.normal()), None) for _ in range(64)]
     config = Config(threads=threads, precision="float32", reward_clip=0.0, num_minibatches=1, epochs=1)
     with closing(Compute(config)) as compute:
-        result = compute_gradients(net, Transitions(transitions), config, compute, False, 0.01)
+        _, terms = compute_gradients(net, Transitions(transitions), config, compute, False, 0.01)
     with torch.no_grad():
         values = net(torch.tensor(np.array([one.state for one in transitions])))[1].squeeze(1).numpy()
     returns = np.array([one.reward for one in transitions])
     expected = 1.0 - (returns - values).var() / returns.var()
-    assert explained_variance(result) == pytest.approx(expected, abs=1e-4) and abs(expected) > 0.01
+    assert explained_variance(terms) == pytest.approx(expected, abs=1e-4) and abs(expected) > 0.01
     same = Transitions([one._replace(reward=0.1) for one in transitions])
     with closing(Compute(config)) as compute:
-        assert math.isnan(explained_variance(compute_gradients(net, same, config, compute, False, 0.01)))
+        assert math.isnan(explained_variance(compute_gradients(net, same, config, compute, False, 0.01)[1]))
