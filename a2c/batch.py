@@ -19,8 +19,9 @@ class Experience(NamedTuple):
 
     `reward` is the discounted sum of the window's rewards; `last_state` is the observation
     after the window, None when the episode was terminated inside it. `reward_steps` is the number
-    of decisions in the window; None stands for the `reward_steps` of `unpack_batch`. A truncated
-    episode ends in windows that are shorter than the others and still have a `last_state`.
+    of decisions in the window; None stands for the `reward_steps` of `unpack_batch`, in
+    `Transitions` for 1. A truncated episode ends in windows that are shorter than the others and
+    still have a `last_state`.
     """
 
     state: Any
@@ -48,7 +49,9 @@ class Transitions:
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass and n-step returns; `reward` is a sum that was clipped already, and `gae_lambda` is 1."""
         device = next(net.parameters()).device
-        states, actions, returns = _unpack_transitions(self.items, net, device, gamma, 1)  # for those without their own
+        states, actions, returns = _unpack_transitions(
+            self.items, net, device, gamma, 1
+        )  # 1: where an item has no reward_steps
         logits, values = net(states)
         return Batch(logits, flat_values(values, len(states)), actions, returns)
 

@@ -45,7 +45,7 @@ class Shared(NamedTuple):
 class Learner:
     """Turns rollouts into a better policy.
 
-    `net` holds the float32 parameters; `replica`, `net` itself or its copy in bfloat16, acts and learns. `env_steps`,
+    `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, acts and learns. `env_steps`,
     `updates` and `rewarded` (decisions with a reward, with exploration noise only) count what was learned from.
     """
 
@@ -95,11 +95,11 @@ class Learner:
     ) -> None:
         """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
 
-        `minibatches`: by default the rollout in `num_minibatches` (default: config's), cut as `config.shuffle` says.
+        `minibatches`: by default `num_minibatches` of the rollout (None: as the config), cut as `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
         FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
         """
-        if rollout.terminated.device.type == "cpu":  # for a GPU, the collector has done this
+        if rollout.terminated.device.type == "cpu":  # on a GPU: checked before the flags were copied there
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)

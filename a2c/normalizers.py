@@ -122,7 +122,7 @@ class FrameNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
-        """Take in `frames [B, H, W]` or `[B, C, H, W]`: `steps` times those of N environments, oldest step first.
+        """Take in `frames [B, H, W]` or `[B, C, H, W]`: those of N environments for each of `steps`, oldest step first.
 
         Every rank passes its environments' frames of the same steps.
         """

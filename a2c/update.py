@@ -35,7 +35,7 @@ Gradients = Sequence[Sequence[Tensor]]  # for each parameter one of each shard; 
 
 
 class Terms(NamedTuple):
-    """What a step was made of: batch means, scalars."""
+    """The loss of one step and what it was made of: means over the minibatch, scalars."""
 
     loss: A2CLoss
     returns: Tensor

@@ -55,7 +55,7 @@ class A2C:
     def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the current policy, then learn from it.
 
-        A run is one process, and `ranks.all(f)` is `[f()]`, unless torchrun has started several, which are its ranks.
+        Without torchrun one process learns, and `ranks.all(f)` is `[f()]`; with it, every process it starts is a rank.
         """
         stats = merge_ranks(self.compute.ranks.all(self._collect))
         began = time.perf_counter()

@@ -78,7 +78,7 @@ class GA3C:
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             tensors["obs"], tensors["next_obs"] = self.predictor.rollout_obs(number, tensors["next_obs"])
             rollout = Rollout(**tensors)
-            rollout.check()  # before the flags cross
+            rollout.check()  # before the flags are copied to a GPU
             self.waiting.append(number)
             self.queue.append(Collected(rollout.to(self.compute.device), episodes, seconds))
             stats.append(TrainingStats(0, [], seconds))
