@@ -54,9 +54,9 @@ def compute_gradients(
     """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
 
     `off_policy`: the policy that acted was another, older or with noise; then each sample of a rollout is weighted by
-    its importance ratio, clipped at 1. The minibatch is learned in shards, at most one per compute thread, each weighted by
-    its share of the samples, so that the sum is the gradient of the whole minibatch's mean loss. All is 0 where there
-    are no samples: other ranks have them all.
+    its importance ratio, clipped at 1. The minibatch is learned in shards, at most one per compute thread, each
+    weighted by its share of the samples: their sum is the gradient of the whole minibatch's mean loss. All is 0 where
+    there are no samples: other ranks have them all.
     """
     if not len(minibatch):
         return _no_gradients(net, compute)
