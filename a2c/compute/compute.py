@@ -26,7 +26,7 @@ from a2c.processes.start import available_cores
 _open = 0  # instances of `Compute` that are in use
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
 
-SUM = 5  # samples that a thread learns while another adds a shard's gradients: 4 in pong-fast, 5 in default
+SUM_COST = 5  # samples that a thread learns while another adds a shard's gradients: 4 in pong-fast, 5 in default
 TICK = 1.0  # seconds that one wait takes at most
 PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
@@ -87,10 +87,10 @@ class Compute:
     def shards(self, size: int) -> int:
         """Number of shards to learn `size` samples in: at most one per thread; one on a GPU.
 
-        One thread adds up the gradients of all shards, each in the time of `SUM` samples. With a thread for every
-        shard, a minibatch takes the time of `size / shards + SUM * shards` samples: least at the root of `size / SUM`.
+        One thread adds up the gradients of all shards, each in the time of `SUM_COST` samples. With a thread for every
+        shard, a minibatch takes that of `size / shards + SUM_COST * shards`, least at the root of `size / SUM_COST`.
         """
-        return 1 if self.device.type == "cuda" else max(1, min(self.threads, math.isqrt(size // SUM)))
+        return 1 if self.device.type == "cuda" else max(1, min(self.threads, math.isqrt(size // SUM_COST)))
 
     def close(self) -> None:
         """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
