@@ -26,7 +26,7 @@ from a2c.processes.start import available_cores
 _open = 0  # instances of `Compute` that are in use
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
 
-SUM_COST = 5  # samples that a thread learns while another adds a shard's gradients: 4 in pong-fast, 5 in default
+SUM_COST = 5  # samples that a thread learns while another adds a shard's gradients: 3 in pong-fast, 5 in default
 TICK = 1.0  # seconds that one wait takes at most
 PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
