@@ -49,9 +49,7 @@ class Transitions:
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass and n-step returns; `reward` is a sum that was clipped already, and `gae_lambda` is 1."""
         device = next(net.parameters()).device
-        states, actions, returns = _unpack_transitions(
-            self.items, net, device, gamma, 1
-        )  # 1: where an item has no reward_steps
+        states, actions, returns = _unpack_transitions(self.items, net, device, gamma, reward_steps=1)
         logits, values = net(states)
         return Batch(logits, flat_values(values, len(states)), actions, returns)
 

@@ -208,6 +208,8 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
     },
     "docs/scaling.md": {"scaling": (scaling, ["scaling"]), "model": (scaled, ["scaling"])},
     "docs/experiments.md": {
+        "environments": (trials, ["environments-trials.csv"]),
+        "epochs": (trials, ["epochs-trials.csv"]),
         "trials": (trials, ["trials.csv"]),
         "sticky": (sticky_trials, ["sticky-trials.csv"]),
         "search": (search, ["pong-fast", "pong-fast-two-cores", "default", "strict", "family", "lstm", "search-*"]),

@@ -1,4 +1,4 @@
-"""The tables of what was tried on Pong, from results/trials.csv and, with sticky actions, results/sticky-trials.csv.
+"""The tables of what was tried on Pong, from results/*trials.csv; results/sticky-trials.csv: with sticky actions.
 
 A row has a change of `pong-fast`, and where its runs are kept. They are of many commits: they are kept to show what was
 tried, not to compare small differences.

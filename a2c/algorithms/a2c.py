@@ -66,11 +66,10 @@ class A2C:
     def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
         """Fill `collected`; what this rank did, and the steps in which its episodes ended."""
         noise = exploration_noise(self.config, self.learner.rewarded)
-        self.collected = self.collector.collect(self.learner.updates, noise)
+        collected = self.collected = self.collector.collect(self.learner.updates, noise)
         rows = self.compute.ranks.rows(self.config.num_envs)
-        episodes = [episode._replace(env=rows[episode.env]) for episode in self.collected.episodes]
-        stats = TrainingStats(len(self.collected.rollout), episodes, self.collected.seconds)
-        return stats, self.collected.ended_at
+        episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]
+        return TrainingStats(len(collected.rollout), episodes, collected.seconds), collected.ended_at
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: no rollout is being collected between two training steps."""
