@@ -1,6 +1,7 @@
 """How training scales with the ranks that torchrun starts: decisions per second, and the time of an all-reduce.
 
     python benchmarks/scaling.py --preset pong-fast            # 1 rank of 1 thread, 1 of 2, 2 of 1, 4 of 1
+    python benchmarks/scaling.py --preset pong-fast --layouts 1x16 4x4 16x1 --json scaling.json
 
 The total of environments, and with it the algorithm, stays the same; only the number of processes that share the work
 changes. Windows alternate, a run of each per round, so that a slow minute of the machine affects all of them; start and
@@ -35,7 +36,6 @@ from a2c.run.trainer import Trainer
 from a2c.update import clipped_step
 
 HELP = "Speed of training on several ranks. Every flag of train.py works too: --preset, --num-envs ..."
-LAYOUTS = ((1, 1), (1, 2), (2, 1), (4, 1))  # ranks, and compute threads of each
 WARM_UP = 0.25  # share of a run that is left out
 REPEATS = 50  # all-reduces whose median counts
 ROOT = Path(__file__).parents[1]
@@ -49,6 +49,8 @@ class Options:
     """Length of each run (env_steps)."""
     rounds: int = 3
     """Runs of each layout (count)."""
+    layouts: tuple[str, ...] = ("1x1", "1x2", "2x1", "4x1")
+    """Ranks, and compute threads of each (ranks x threads)."""
     json: Path | None = None
     """Write every figure to this file (path)."""
 
@@ -108,21 +110,30 @@ def optimizer_step(config: Config) -> tuple[float, int]:
     return 1000 * statistics.median(times), sum(parameter.numel() for parameter in parameters)
 
 
+def parse_layout(text: str) -> tuple[int, int]:
+    """Ranks and threads of `4x2`; ValueError for anything else."""
+    ranks, _, threads = text.partition("x")
+    if not (ranks.isdecimal() and threads.isdecimal() and int(ranks) and int(threads)):
+        raise ValueError(f"layouts must be ranks and threads, like 4x2, got {text}")
+    return int(ranks), int(threads)
+
+
 def run(options: Options, flags: list[str]) -> dict[str, Any]:
     """Every figure: speeds per layout in alternating runs, and all-reduces of this network's gradient."""
+    layouts = [parse_layout(text) for text in options.layouts]
     config = parse_config(flags)
     with tempfile.TemporaryDirectory() as folder:
         step, numbers = optimizer_step(parse_config([*flags, "--run-dir", f"{folder}/run"]))
-    speeds: dict[tuple[int, int], list[float]] = {layout: [] for layout in LAYOUTS}
+    speeds: dict[tuple[int, int], list[float]] = {layout: [] for layout in layouts}
     for _ in range(options.rounds):
         for layout, found in speeds.items():
             found.append(train(*layout, options, flags))
-    alone = statistics.median(speeds[1, 1])
+    first = statistics.median(speeds[layouts[0]])
     rows = [
-        {"ranks": ranks, "threads": threads, "speeds": found, "speedup": statistics.median(found) / alone}
+        {"ranks": ranks, "threads": threads, "speeds": found, "speedup": statistics.median(found) / first}
         for (ranks, threads), found in speeds.items()
     ]
-    times = {str(ranks): all_reduce(ranks, numbers) for ranks in (2, 4)}
+    times = {str(ranks): all_reduce(ranks, numbers) for ranks in sorted({ranks for ranks, _ in layouts} - {1})}
     return {
         "machine": machine_facts(),
         "config": json.loads(config.to_json()),
@@ -135,7 +146,7 @@ def run(options: Options, flags: list[str]) -> dict[str, Any]:
 
 def report(figures: dict[str, Any], console: Console) -> None:
     """Print the figures as a table."""
-    table = Table("ranks", "threads of each", "decisions/s: median (min to max)", "speed-up")
+    table = Table("ranks", "threads of each", "decisions/s: median (min to max)", "speed-up over the first")
     for row in figures["layouts"]:
         speeds = row["speeds"]
         middle = f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"

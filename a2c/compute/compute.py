@@ -1,10 +1,8 @@
 """Where the arithmetic runs: device, precision and one compute thread per core.
 
-Network passes of this size gain little from a second thread inside one operator. They gain
-all of it when two threads each work on their own share: half of the environments while
-acting, half of the batch while learning. So every thread runs its operators alone, the caller's
-too: after an operator on several threads, OpenMP's would spin for milliseconds on cores that
-environments need, and a step of the optimiser is bound by memory, which a second thread does not speed up.
+Each thread works on its own share, of the environments while acting, of the minibatch while learning, and runs
+its operators alone. The threads of OpenMP, which would share an operator, spin while they wait for each other: faster
+on many idle cores, but several times slower where another program needs one of the cores (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from a2c.processes.start import available_cores
 _open = 0  # instances of `Compute` that are in use
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
 
-SUM_COST = 5  # samples that a thread learns while another adds a shard's gradients: 3 in pong-fast, 5 in default
+SHARD_COST = 12  # samples that are learned in the time that one more shard costs, measured on 16 cores
 TICK = 1.0  # seconds that one wait takes at most
 PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
@@ -87,10 +85,11 @@ class Compute:
     def shards(self, size: int) -> int:
         """Number of shards to learn `size` samples in: at most one per thread; one on a GPU.
 
-        One thread adds up the gradients of all shards, each in the time of `SUM_COST` samples. With a thread for every
-        shard, a minibatch takes that of `size / shards + SUM_COST * shards`, least at the root of `size / SUM_COST`.
+        One thread adds up the gradients of all shards, and threads that learn wait for Python's lock. With a thread for
+        every shard, a minibatch takes about the time in which one thread learns `size / shards + SHARD_COST * shards`
+        samples, least at the root of `size / SHARD_COST`.
         """
-        return 1 if self.device.type == "cuda" else max(1, min(self.threads, math.isqrt(size // SUM_COST)))
+        return 1 if self.device.type == "cuda" else max(1, min(self.threads, math.isqrt(size // SHARD_COST)))
 
     def close(self) -> None:
         """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
