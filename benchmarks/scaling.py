@@ -120,7 +120,8 @@ def parse_layout(text: str) -> tuple[int, int]:
 
 def run(options: Options, flags: list[str]) -> dict[str, Any]:
     """Every figure: speeds per layout in alternating runs, and all-reduces of this network's gradient."""
-    layouts = [parse_layout(text) for text in options.layouts]
+    if not (layouts := [parse_layout(text) for text in options.layouts]):
+        raise ValueError("layouts must name at least one, like 4x2")
     config = parse_config(flags)
     with tempfile.TemporaryDirectory() as folder:
         step, numbers = optimizer_step(parse_config([*flags, "--run-dir", f"{folder}/run"]))
