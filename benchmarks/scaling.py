@@ -154,9 +154,9 @@ def report(figures: dict[str, Any], console: Console) -> None:
         table.add_row(str(row["ranks"]), str(row["threads"]), middle, f"{row['speedup']:.2f}")
     console.print(table)
     reduce = figures["all_reduce"]
-    times = ", ".join(f"{time:.2f} ms on {ranks} ranks" for ranks, time in reduce["milliseconds"].items())
     console.print(f"optimiser step: {figures['optimizer_milliseconds']:.2f} ms")
-    console.print(f"all-reduce of {reduce['numbers']:,} numbers: {times}")
+    for ranks, milliseconds in reduce["milliseconds"].items():
+        console.print(f"all-reduce of {reduce['numbers']:,} numbers on {ranks} ranks: {milliseconds:.2f} ms")
     console.print(f"{figures['machine']['processor']} ({figures['machine']['instructions']})")
 
 

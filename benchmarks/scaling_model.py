@@ -78,9 +78,15 @@ class Model(NamedTuple):
 
 
 def fit(figures: dict[str, Any]) -> Model:
-    """The model of a file that `scaling.py` wrote: from its run on one rank of one thread, and its single steps."""
+    """The model of a file that `scaling.py` wrote: from its run on one rank of one thread, and its single steps.
+
+    ValueError where the file has no such run, or no layout of two ranks.
+    """
     config, reduce = figures["config"], figures["all_reduce"]
-    alone = next(row for row in figures["layouts"] if (row["ranks"], row["threads"]) == (1, 1))
+    layouts = {(row["ranks"], row["threads"]): row for row in figures["layouts"]}
+    if (1, 1) not in layouts or "2" not in reduce["milliseconds"]:
+        raise ValueError(f"layouts must include 1x1 and one of two ranks, got {[*layouts]}")
+    alone = layouts[1, 1]
     steps, per_step = config["num_minibatches"] * config["epochs"], figures["optimizer_milliseconds"] / 1000
     decisions = config["rollout_steps"] * config["num_envs"]
     per_decision = 1 / statistics.median(alone["speeds"]) - steps * per_step / decisions

@@ -1,8 +1,8 @@
 """Where the arithmetic runs: device, precision and one compute thread per core.
 
 Each thread works on its own share, of the environments while acting, of the minibatch while learning, and runs
-its operators alone. The threads of OpenMP, which would share an operator, spin while they wait for each other: faster
-on many idle cores, but several times slower where another program needs one of the cores (docs/performance.md).
+its operators alone. Threads of OpenMP inside an operator are faster on many idle cores, but several times slower
+where another program needs one of the cores (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from a2c.processes.start import available_cores
 _open = 0  # instances of `Compute` that are in use
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them
 
-SHARD_COST = 12  # samples that are learned in the time that one more shard costs, measured on 16 cores
+SMALLEST_SPLIT = 20  # samples of the smallest minibatch that two threads share
 TICK = 1.0  # seconds that one wait takes at most
 PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 
@@ -85,11 +85,11 @@ class Compute:
     def shards(self, size: int) -> int:
         """Number of shards to learn `size` samples in: at most one per thread; one on a GPU.
 
-        One thread adds up the gradients of all shards, and threads that learn wait for Python's lock. With a thread for
-        every shard, a minibatch takes about the time in which one thread learns `size / shards + SHARD_COST * shards`
-        samples, least at the root of `size / SHARD_COST`.
+        More of them cost more than they save: probably they wait for Python's lock, and one adds up all gradients.
+        For 160 to 170 samples three were best on 16 cores, or within 6 % (docs/performance.md). For other sizes the
+        root is a guess.
         """
-        return 1 if self.device.type == "cuda" else max(1, min(self.threads, math.isqrt(size // SHARD_COST)))
+        return 1 if self.device.type == "cuda" else min(self.threads, 1 + math.isqrt(size // SMALLEST_SPLIT))
 
     def close(self) -> None:
         """End the threads, but for one that hangs; the last one closed restores the caller's settings."""

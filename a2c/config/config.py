@@ -133,7 +133,7 @@ class Config:
     deterministic: bool = False
     """Use only operations with the same result on every run, also on the GPU, where they are slower (a2c)."""
     threads: Annotated[int, Range(0, 1024)] = 0
-    """Compute threads, which share the environments and each minibatch (count; 0 = one per core; a3c uses one)."""
+    """Compute threads, which share the environments and the minibatches (count; 0 = one per core; a3c uses one)."""
     env_timeout: Annotated[float, Range(0.0, 86_400.0, above=True)] = 60.0
     """Maximum wait for a step of an environment process, or for a rollout of an a3c or ga3c worker (seconds)."""
     max_worker_restarts: Annotated[int, Range(0, 1_000_000)] = 3

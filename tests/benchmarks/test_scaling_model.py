@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from scaling import parse_layout
 from scaling_model import Model, fit
 
 ROOT = Path(__file__).parents[2]
@@ -46,3 +47,18 @@ def test_the_fit_gives_back_the_speed_of_one_rank():
     alone = next(row for row in figures["layouts"] if (row["ranks"], row["threads"]) == (1, 1))
     assert min(alone["speeds"]) <= model.speed(1, 1, model.num_envs) <= max(alone["speeds"])
     assert model.per_decision > 0 and model.measured[2] > 0
+
+
+def test_the_fit_needs_one_rank_of_one_thread_and_an_all_reduce_of_two():
+    figures = json.loads((ROOT / "results" / "scaling" / "pong-fast.json").read_text())
+    with pytest.raises(ValueError, match="layouts must include 1x1 and one of two ranks"):
+        fit(figures | {"layouts": figures["layouts"][1:]})
+    with pytest.raises(ValueError, match="layouts must include 1x1 and one of two ranks"):
+        fit(figures | {"all_reduce": {"numbers": 1, "milliseconds": {}}})
+
+
+@pytest.mark.parametrize("text", ["4", "x2", "0x1", "4x", "4x2x1", "-1x2", ""])
+def test_a_layout_is_ranks_and_threads(text):
+    assert parse_layout("4x2") == (4, 2)
+    with pytest.raises(ValueError, match="layouts must be ranks and threads, like 4x2, got"):
+        parse_layout(text)

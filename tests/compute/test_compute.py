@@ -167,7 +167,7 @@ def test_every_compute_thread_and_the_caller_s_use_the_device_of_the_run(monkeyp
 
 @pytest.mark.parametrize(
     ("threads", "size", "shards"),
-    [(1, 170, 1), (2, 170, 2), (2, 47, 1), (2, 48, 2), (16, 170, 3), (16, 3200, 16), (4, 0, 1)],
+    [(1, 170, 1), (2, 170, 2), (2, 19, 1), (2, 20, 2), (16, 160, 3), (16, 170, 3), (16, 3200, 13), (4, 0, 1)],
 )
 def test_more_threads_than_pay_for_their_shards_do_not_learn(threads, size, shards):
     with closing(Compute(Config(threads=threads))) as compute:
