@@ -137,13 +137,12 @@ def sb3(group: Path) -> str:
 
 
 def games(*groups: Path) -> str:
-    """A row per game: the published policy, frozen, beside others' results. Empty without a game."""
-    if not groups:
-        return ""
+    """A row per game: the published policy, frozen, beside others' results; a table per commit and processor."""
     header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
-    early = zoo_at_2_million()
-    rows = [game(group, early) for group in groups]
-    return GAMES_TITLE + measured([about(group) for group in groups]) + table(header, rows)
+    early, rows = zoo_at_2_million(), dict[str, list[Sequence[str]]]()
+    for group in groups:
+        rows.setdefault(measured([about(group)]), []).append(game(group, early))
+    return GAMES_TITLE + "\n".join(line + table(header, part) for line, part in rows.items()) if groups else ""
 
 
 def game(group: Path, early: dict[str, float]) -> Sequence[str]:

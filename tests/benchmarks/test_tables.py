@@ -94,6 +94,14 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
         f"| [Qbert](results/qbert) | 10,000,000 | {mean} | - | 3,882 | 15,627 |",
         f"| [Pong](results/pong) | 2,000,000 | {mean} | -19.5 | 17.3 | 21.0 |",
     ]
+    (tmp_path / "qbert" / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
+    again, *parts = tables.games(*(tmp_path / name for name in ("boxing", "qbert", "pong"))).split("\n\n")
+    assert again == title and [part.splitlines()[2:] or part for part in parts] == [
+        machine,
+        [rows.splitlines()[2], rows.splitlines()[4]],
+        machine.replace("abc1234", "def5678"),
+        [rows.splitlines()[3]],
+    ]
 
 
 def test_games_without_a_game_are_empty():
