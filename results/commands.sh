@@ -35,9 +35,9 @@ a2c compare runs/results/lstm --preset lstm --seeds 265..269 --jobs 2 --keep-pol
 a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
 a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 --jobs 2
 
-# One setting for all games: one seed each, 10 million decisions or fewer. Breakout and Qbert were trained when the
-# preset had no exploration noise: today's command for them has --exploration-noise 0, too.
-a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 1
+# One setting for all games: one seed each, 10 million decisions or fewer. Qbert was trained when the preset had no
+# exploration noise: today's command for it has --exploration-noise 0, too.
+a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 2 --jobs 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
