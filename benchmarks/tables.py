@@ -83,8 +83,8 @@ def gpu(group: Path) -> str:
 
 
 def scaling(group: Path) -> str:
-    """Speed on several ranks beside that of the model, which is fitted to the first row and to single steps."""
-    header = ("preset", "ranks", "threads of each", "decisions/s: median (min to max)", "of one rank", "model")
+    """Speed on several ranks beside that of the model, fitted to one rank of one thread and to single steps."""
+    header = ("preset", "ranks", "threads of each", "decisions/s: median (min to max)", "of the first", "model")
     measurements, rows = read_all(group), []
     for figures in measurements:
         model, cores = fit(figures), figures["machine"]["cores"]
@@ -137,7 +137,7 @@ def sb3(group: Path) -> str:
 
 
 def games(*groups: Path) -> str:
-    """A row per game: the published policy, frozen, beside others' results; a table per commit and processor."""
+    """A row per game, a table per commit and processor: the published policies, frozen. Empty without a game."""
     header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
     early, rows = zoo_at_2_million(), dict[str, list[Sequence[str]]]()
     for group in groups:
