@@ -2,7 +2,7 @@
 
     python benchmarks/keep.py runs/results/NAME results/NAME
 
-Of a game also the policy that is published, its evaluation and its film. Checkpoints, logs and event files stay behind.
+Of a game also the published policy, its evaluation and its video. Checkpoints, logs and event files stay behind.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ PRICE = 0.04  # USD per core hour, an assumption
 LONG = ("breakout", "qbert")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 GAMES_TITLE = (
-    "True scores of frozen policies over 100 episodes, one seed per game. [Zoo](results/README.md#zoo):\n"
-    "RL Baselines3 Zoo, one run, 10 million decisions.\n\n"
+    "Unclipped scores of frozen policies, 100 episodes: actions sampled, none sticky, up to 30 no-ops. One seed each;\n"
+    "intervals are of the mean over episodes. Human: the human-normalised score. [Zoo](results/README.md#zoo):\n"
+    "RL Baselines3 Zoo, one run of 10 million decisions; at 2 M, its training episodes there.\n\n"
 )
 ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),
@@ -100,7 +101,7 @@ def scaling(group: Path) -> str:
 
 def scaled(group: Path) -> str:
     """What the model says of machines that were not measured."""
-    header = ("preset", "hosts x ranks x threads", "environments", "decisions/s", "of the cores' bound", "all-reduce")
+    header = ("preset", "hosts x ranks x threads", "environments", "decisions/s, at most", "of the bound", "all-reduce")
     rows, notes = [], []
     for figures in read_all(group):
         model, preset = fit(figures), f"`{figures['config']['preset']}`"
@@ -112,10 +113,10 @@ def scaled(group: Path) -> str:
             rows.append((preset, place, f"{num_envs:,}", f"{speed:,.0f}", bound, reduce))
         hours = model.core_hours(1e9)
         notes.append(
-            f"{preset}: an all-reduce adds up {model.bytes:,} bytes. A billion frames are {hours:,.0f} core hours, "
-            f"{hours * PRICE:,.2f} USD at {PRICE} USD each. 30,000 decisions/s with 1,024 environments need at least "
-            f"{model.cores(30_000, 1_024) or 'more than 1,024'} cores; 200,000 with 10,000 environments need at least "
-            f"{model.hosts(200_000, 10_000, 16, 4) or 'more than 625'} hosts of 64 cores.\n"
+            f"{preset}: an all-reduce adds up {model.bytes:,} bytes. A billion frames are at least {hours:,.0f} core "
+            f"hours, {hours * PRICE:,.2f} USD at {PRICE} USD each. 30,000 decisions/s with 1,024 environments need "
+            f"{model.cores(30_000, 1_024) or 'more than 1,024'} cores or more; 200,000 with 10,000 environments need "
+            f"{model.hosts(200_000, 10_000, 16, 4) or 'more than 625'} hosts of 64 cores or more.\n"
         )
     return table(header, rows) + "\n" + "\n".join(notes)
 
@@ -138,7 +139,7 @@ def sb3(group: Path) -> str:
 
 def games(*groups: Path) -> str:
     """A row per game, a table per commit and processor: the published policies, frozen. Empty without a game."""
-    header = ("game", "decisions", "mean score (95 % interval)", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
+    header = ("game", "decisions", "mean (95 % interval)", "human", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
     early, rows = zoo_at_2_million(), dict[str, list[Sequence[str]]]()
     for group in groups:
         rows.setdefault(measured([about(group)]), []).append(game(group, early))
@@ -150,7 +151,7 @@ def game(group: Path, early: dict[str, float]) -> Sequence[str]:
     figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
     name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
     mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-    others = [f"{early[name]:,.1f}" if name in early else "-"]
+    others = [f"{figures['human_normalized']:.0%}", f"{early[name]:,.1f}" if name in early else "-"]
     others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
     return f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others
 

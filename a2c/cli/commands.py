@@ -176,7 +176,7 @@ def _record(options: RecordVideo) -> int:
         )
     print(f"{out}: {describe(episodes, str(options.run_dir), options.best_of)}")
     if options.tensorboard:
-        print(f"{log_video(options.run_dir, out, options.checkpoint)}: the film, for TensorBoard")
+        print(f"{log_video(options.run_dir, out, options.checkpoint)}: the video, for TensorBoard")
     return 0
 
 

@@ -46,7 +46,7 @@ class RecordVideo:
     seed: int = 10_000
     """Seed of environment and sampling, that of the first episode (integer, 0 or more)."""
     episodes: int = 1
-    """Number of episodes in the film; each has the seed after the one before (count)."""
+    """Number of episodes in the video; each has the seed after the one before (count)."""
     best_of: int = 1
     """Play this many episodes, each up to max_length, and record the one with the highest score (count)."""
     max_length: int = 30_000
@@ -54,7 +54,7 @@ class RecordVideo:
     overlay: bool = False
     """Show the value estimate and the action probabilities beside the picture."""
     tensorboard: bool = False
-    """Add the film, a .gif then, to TensorBoard's images of the run."""
+    """Add the video, a .gif then, to TensorBoard's images of the run."""
 
 
 @dataclass(frozen=True)

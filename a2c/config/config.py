@@ -29,7 +29,7 @@ class Config:
     """The settings of one training run. `env_steps` count the agent's decisions, summed over all environments."""
 
     preset: str = "default"
-    """Named set of defaults for the other settings (see the README's table)."""
+    """Named set of defaults for the other settings (--preset NAME --help-all shows them)."""
     algorithm: AlgorithmName = "a2c"
     """a2c: collect, then learn; a3c: workers that share one network; ga3c: actors, a predictor and a trainer."""
     workers: Annotated[int, Range(0, 1024)] = 0
@@ -119,7 +119,7 @@ class Config:
 
     # --- run ----------------------------------------------------------------------------
     total_env_steps: Annotated[int, Range(1, 10**15)] = 1_000_000
-    """Length of the run (env_steps)."""
+    """Length of the run (decisions over all environments; 4 frames each in Atari games)."""
     stop_after: Annotated[int, Range(0, 10**15)] = 0
     """Stop early, as if interrupted, once the run is this long; --resume continues it (env_steps; 0 = off)."""
     target_score: Annotated[float | None, Range(-1e12, 1e12)] = None
@@ -131,7 +131,7 @@ class Config:
     cuda_graphs: bool = True
     """Use CUDA graphs on a GPU (a2c only, with adam and shuffled minibatches, on one GPU, not for lstm and custom)."""
     deterministic: bool = False
-    """Use only operations with the same result on every run, also on the GPU, where they are slower (a2c)."""
+    """Use only operations that PyTorch calls deterministic; slower on a GPU (a2c)."""
     threads: Annotated[int, Range(0, 1024)] = 0
     """Compute threads, which share the environments and the minibatches (count; 0 = one per core; a3c uses one)."""
     env_timeout: Annotated[float, Range(0.0, 86_400.0, above=True)] = 60.0

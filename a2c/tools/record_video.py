@@ -36,7 +36,7 @@ Watch = Callable[[int, list[float]], object]  # called with the decisions and th
 
 
 class RecordedEpisode(NamedTuple):
-    """An episode of a film: its seed, score (game points) and length (decisions), and whether it came to its end."""
+    """An episode of a video: its seed, score (game points) and length (decisions), and whether it came to its end."""
 
     seed: int
     score: float
@@ -61,8 +61,8 @@ def record_video(
 ) -> list[RecordedEpisode]:
     """Play episodes with the run's policy and write their pictures, one per decision, to `out`.
 
-    Episode i has the seed `seed + i`. `episodes` of them follow each other in the film; with `best_of`, as many are
-    played, and the one with the highest score is played again for the film. Each ends after `max_length` decisions
+    Episode i has the seed `seed + i`. `episodes` of them follow each other in the video; with `best_of`, as many are
+    played, and the one with the highest score is played again for the video. Each ends after `max_length` decisions
     where it has not ended before. `overlay` draws value estimate and action probabilities beside the picture. `watch`
     is called after each decision. `network` and `env_fn`: what the `Trainer` was given.
 
@@ -94,7 +94,7 @@ def record_video(
 
 
 def describe(episodes: list[RecordedEpisode], run_dir: str, best_of: int = 1) -> str:
-    """What a film shows, in one line."""
+    """What a video shows, in one line."""
     scores, first = ", ".join(format_number(one.score) for one in episodes), episodes[0]
     length = f"{sum(one.length for one in episodes):,} decisions"
     if len(episodes) > 1:

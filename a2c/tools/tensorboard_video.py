@@ -1,4 +1,4 @@
-"""A recorded film on TensorBoard's page of a run, among its images, where a GIF moves."""
+"""A recorded video on TensorBoard's page of a run, among its images, where a GIF moves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FOLDER = Path("tensorboard", "film")  # apart from the run's own files: TensorBo
 
 
 def check_gif(out: Path) -> None:
-    """ValueError where `out` is not the name of a film that TensorBoard shows."""
+    """ValueError where `out` is not the name of a video that TensorBoard shows."""
     if out.suffix != ".gif":
         raise ValueError(f"out must end in .gif with tensorboard, got {str(out)!r}")
 
 
 def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
-    """Add the film `gif` to the events of a run, at the decisions that its policy was trained for.
+    """Add the video `gif` to the events of a run, at the decisions that its policy was trained for.
 
     Returns the directory of the events. Raises OSError where they cannot be written, and what `load_policy` raises.
     """

@@ -1,4 +1,4 @@
-"""Films as files: pictures in, one .webp, .gif or .mp4 out."""
+"""Videos as files: pictures in, one .webp, .gif or .mp4 out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ H264 = {"crf": "18", "preset": "medium"}  # nearly without loss
 
 
 def check_writer(out: Path) -> None:
-    """ValueError where no film can be written to a file with this name."""
+    """ValueError where no video can be written to a file with this name."""
     if out.suffix not in WRITERS:
         raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
     if out.suffix == ".mp4" and find_spec("av") is None:

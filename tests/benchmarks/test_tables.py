@@ -73,7 +73,7 @@ def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
 
 
 def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
-    figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "episodes": 100}
+    figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "human_normalized": 0.512}
     (tmp_path / "zoo.csv").write_text("game,environment,frames,score\nPong,0,450000,-20\nPong,3,550000,-19\n")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     for name, env, env_steps in (
@@ -90,9 +90,9 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     title, machine, rows = text.split("\n\n")
     assert "RL Baselines3 Zoo" in title and machine == "Commit abc1234, 2 cores of X, torch 2."
     assert rows.splitlines()[2:] == [
-        f"| [Boxing](results/boxing) | 2,000,000 | {mean} | - | - | - |",
-        f"| [Qbert](results/qbert) | 10,000,000 | {mean} | - | 3,882 | 15,627 |",
-        f"| [Pong](results/pong) | 2,000,000 | {mean} | -19.5 | 17.3 | 21.0 |",
+        f"| [Boxing](results/boxing) | 2,000,000 | {mean} | 51% | - | - | - |",
+        f"| [Qbert](results/qbert) | 10,000,000 | {mean} | 51% | - | 3,882 | 15,627 |",
+        f"| [Pong](results/pong) | 2,000,000 | {mean} | 51% | -19.5 | 17.3 | 21.0 |",
     ]
     (tmp_path / "qbert" / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
     again, *parts = tables.games(*(tmp_path / name for name in ("boxing", "qbert", "pong"))).split("\n\n")
