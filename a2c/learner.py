@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
-from a2c.compute.replica import make_replica, sync_replica, with_own_statistics
+from a2c.compute.replica import keep_buffers, make_replica, sync_replica, with_own_statistics
 from a2c.compute.staging import to_device
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
@@ -118,7 +118,7 @@ class Learner:
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
-        if self.config.network == "custom":  # forward passes may have changed its buffers; a2c's own are equal
+        if self.config.network == "custom":  # forward passes may have changed buffers; a2c's own are equal
             self.compute.ranks.copy_first(self.net.buffers())
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         self.env_steps += self._decisions(rollout)
@@ -156,14 +156,13 @@ class Learner:
     def take_step(
         self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
     ) -> tuple[Terms, Tensor]:
-        """One optimiser step on `minibatch`, this rank's part of `size` samples.
-
-        Returns the terms of all of them, and the gradient's norm before the clip.
-        """
+        """One step on `minibatch`, this rank's part of `size`; terms of all, the gradient's norm before the clip."""
         config, compute = self.config, self.compute
         gradients, terms = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
         terms = sum_gradients(self.net, gradients, terms, compute.ranks, share=len(minibatch) / size)
         norm = clipped_step(self.net, self.optimizer, config.max_grad_norm)
+        if config.network == "custom":
+            keep_buffers(self.net, self.replica)
         self.sync()
         return terms, norm
 

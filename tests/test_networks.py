@@ -266,8 +266,8 @@ def test_make_network_must_be_told_whether_channels_are_frames_or_colours():
     [
         ("atari", (4,), r"network must be mlp or lstm for observations of shape \[4\], got atari"),
         ("small", (3, 2), r"network must be mlp or lstm for observations of shape \[3, 2\], got small"),
-        ("atari", (4, 35, 84), "frame_size must be at least 36 for network atari, got 35"),
-        ("nature", (4, 84, 20), "frame_size must be at least 36 for network nature, got 20"),
+        ("atari", (4, 35, 84), "network must be small, lstm or custom for images of 35x84 pixels, got atari"),
+        ("nature", (4, 84, 20), "network must be small, lstm or custom for images of 84x20 pixels, got nature"),
     ],
 )
 def test_make_network_refuses_observations_that_it_cannot_take(network, shape, message):

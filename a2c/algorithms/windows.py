@@ -39,8 +39,9 @@ class SlidingWindows:
                 if terminated[t][n] or truncated[t][n]:
                     while window:
                         self._emit(window, finals.get((t, n)))
-                elif len(window) == self.reward_steps:
-                    self._emit(window, obs[t + 1, n])
+                else:
+                    while len(window) >= self.reward_steps:  # more than one, where a resumed run has shorter windows
+                        self._emit(window, obs[t + 1, n])
         full = len(self.complete) // self.batch_size * self.batch_size
         ready, self.complete = self.complete[:full], self.complete[full:]
         return [Transitions(ready[i : i + self.batch_size]) for i in range(0, full, self.batch_size)]

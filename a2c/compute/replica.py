@@ -39,6 +39,14 @@ def with_own_statistics(net: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
+def keep_buffers(net: nn.Module, replica: nn.Module) -> None:
+    """Give `net` the buffers that forward passes have changed in `replica`, such as those of batch normalisation."""
+    for mine, theirs in zip(net.buffers(), replica.buffers(), strict=True):
+        if mine is not theirs:
+            mine.copy_(theirs)
+
+
+@torch.no_grad()
 def sync_replica(replica: nn.Module, net: nn.Module) -> None:
     """Give `replica` the parameters that `net` has now, and its statistics where it has its own."""
     torch._foreach_copy_(list(replica.parameters()), list(net.parameters()))

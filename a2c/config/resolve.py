@@ -14,7 +14,8 @@ def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     if kind not in ("mlp", "lstm", "custom") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
     if kind in ("atari", "nature", "nips") and min(input_shape[1:]) < 36:
-        raise ValueError(f"frame_size must be at least 36 for network {kind}, got {min(input_shape[1:])}")
+        size = "x".join(map(str, input_shape[1:]))
+        raise ValueError(f"network must be small, lstm or custom for images of {size} pixels, got {kind}")
     return kind
 
 

@@ -111,6 +111,7 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
         num_threads=min(config.threads or available_cores(), config.num_envs),
         max_num_frames_per_episode=config.max_episode_frames // FRAME_SKIP * FRAME_SKIP,
         repeat_action_probability=sticky_probability(config, spec),
+        full_action_space=spec.kwargs.get("full_action_space", False),
         autoreset_mode=AutoresetMode.SAME_STEP,
         img_height=config.frame_size,
         img_width=config.frame_size,

@@ -116,7 +116,13 @@ def _channels_first(obs: np.ndarray) -> np.ndarray:
 def checked_spec(config: Config) -> EnvSpec:
     """The spec of `config.env`; ValueError where there is none, or where it does not support what `config` asks for."""
     spec = find_spec(config.env)
-    if not is_atari(spec):
+    if is_atari(spec):
+        changed = [name for name in ("mode", "difficulty") if spec.kwargs.get(name) is not None]
+        if changed and config.backend == "native":
+            raise ValueError(f"backend must be async or sync for {spec.id}, which sets {changed[0]}, got native")
+        if spec.kwargs.get("continuous"):
+            raise ValueError(f"env must have a discrete action space, got the continuous one of {spec.id}")
+    else:
         if config.backend == "native":
             raise ValueError(f"backend must be async or sync for {spec.id}: native runs Atari games only, got native")
         if config.terminal_on_life_loss:
@@ -131,6 +137,7 @@ class Spaces(NamedTuple):
     n_actions: int
     obs_dtype: np.dtype
     stacked: bool  # the channels of an observation are successive frames (Atari), not colours
+    first_action: int = 0  # what the environment calls the first of them
 
     @property
     def frames_per_step(self) -> int:
@@ -146,9 +153,9 @@ def probe_spaces(config: Config) -> Spaces:
     spec = checked_spec(config)
     env = make_env(config, spec, config.seed)
     space, actions = env.observation_space, env.action_space
-    assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # as `make_env` checks
-    spaces = Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec))
     env.close()
+    assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # as `make_env` checks
+    spaces = Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec), int(actions.start))
     return spaces
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
@@ -58,7 +59,11 @@ class MonitoredVectorEnv(VectorWrapper):
         self.actions = space
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
         self.terminal_on_life_loss, self.stacked = terminal_on_life_loss, stacked
-        self.watchdog = Watchdog(timeout, lambda: env.processes) if isinstance(env, AsyncVectorEnv) else None
+        self.watchdog: Watchdog | None = None
+        if isinstance(env, AsyncVectorEnv):
+            processes = env.processes  # not `env`: its workers end when nobody holds it any more
+            self.watchdog = Watchdog(timeout, lambda: processes)
+            weakref.finalize(self, self.watchdog.stop)
         self.broken = False  # an environment failed: the others must not be used any more
         self.scores = np.zeros(self.num_envs, np.float64)  # [N] points in the running episode
         self.lengths = np.zeros(self.num_envs, np.int64)  # [N] steps of the running episode
@@ -111,10 +116,9 @@ class MonitoredVectorEnv(VectorWrapper):
         if not isinstance(self.env, AsyncVectorEnv | SyncVectorEnv):
             return None
         with self._calling():
-            try:
-                snapshots = list(self.env.get_attr("snapshot"))
-            except AttributeError:  # environments without `SnapshotWrapper`
+            if not all(self.env.call("has_wrapper_attr", "snapshot")):  # not in a `SnapshotWrapper`
                 return None
+            snapshots = list(self.env.get_attr("snapshot"))
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

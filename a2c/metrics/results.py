@@ -11,6 +11,7 @@ import numpy as np
 from a2c.metrics.files import read_table
 from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
 
+EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "standard_deviation", "min", "max")  # of evaluations.csv
 RESAMPLES = 10_000  # of the bootstrap intervals
 RESAMPLES_OF_CURVES = 2_000  # of those with many points
 

@@ -43,9 +43,13 @@ class Watchdog:
         if self.expired and isinstance(error, Exception):
             raise WorkerError(f"{self.who} did not respond within {self.timeout:g} seconds") from error
 
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._closed.set()
+
     def close(self) -> None:
         """End the thread."""
-        self._closed.set()
+        self.stop()
         if self._thread is not None:
             self._thread.join()
 

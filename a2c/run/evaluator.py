@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from a2c.config.config import Config
-from a2c.metrics.results import read_evaluations
+from a2c.metrics.files import CsvTable
+from a2c.metrics.results import EVALUATION_COLUMNS, read_evaluations
 from a2c.processes.start import same_modules
 
 # Everything that the run has to do goes first. The process is killed with `close`, or ends with its input, however
@@ -23,8 +24,11 @@ class Evaluator:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, env_steps: int) -> None:
-        """Start it, at `env_steps` of the run; OSError where no process can be started."""
+        """Start it, at `env_steps` of the run; later rows are dropped. OSError where no process can be started."""
         if not self.config.eval_every:
+            path = self.run_dir / "evaluations.csv"  # of an earlier session, or of `a2c compare`
+            if path.exists():
+                CsvTable(path, EVALUATION_COLUMNS, keep_until=env_steps)
             return
         numbers = (self.config.eval_every, self.config.eval_episodes, env_steps)
         self.process = subprocess.Popen(

@@ -137,7 +137,7 @@ class RunOutputs:
 
     @property
     def can_save(self) -> bool:
-        """False for a few seconds after the disk has refused a checkpoint."""
+        """False for a few seconds after the disk has refused a checkpoint or a policy file."""
         return time.perf_counter() >= self.retry_at
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
@@ -147,14 +147,17 @@ class RunOutputs:
             self.logger.keep_config()
             save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
 
+        return self._save(write)
+
+    def keep_policy(self, state: dict[str, Any]) -> bool:
+        """Write the policy `state` to `policies/`; False where the disk refuses."""
+        return self._save(lambda: keep_policy(self.run_dir, state))
+
+    def _save(self, write: Callable[[], object]) -> bool:
         saved = self._attempt(write)
         if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY
         return saved
-
-    def keep_policy(self, state: dict[str, Any]) -> bool:
-        """Write the policy `state` to `policies/`; False where the disk refuses."""
-        return self._attempt(lambda: keep_policy(self.run_dir, state))
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows and the kept policies after `env_steps`, which will be replayed."""

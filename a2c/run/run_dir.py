@@ -190,7 +190,7 @@ def _has_locks(directory: Path) -> bool:
         with tempfile.TemporaryFile(prefix=f"{LOCK}.", dir=directory) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno != errno.ENOSYS
+        return error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP)
     return True
 
 

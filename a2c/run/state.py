@@ -90,7 +90,10 @@ class RunState:
     def _can_restore(self) -> bool:
         """Whether the episodes of a loaded checkpoint, where it has any, can be restored exactly."""
         episodes = self.in_memory["algorithm"]
-        return not episodes or self.config.algorithm != "a2c" or restores_exactly(self.config, episodes["envs"])
+        if not episodes or self.config.algorithm != "a2c":
+            return True
+        saved = sum(len(group["scores"]) for group in episodes["envs"] if group is not None)
+        return saved == len(self.ranks.rows(self.config.num_envs)) and restores_exactly(self.config, episodes["envs"])
 
     def _without_episodes(self) -> dict[str, Any] | None:
         """The algorithm's state in memory, for which new episodes begin."""

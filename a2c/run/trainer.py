@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,8 @@ class Trainer:
         if config.eval_every and (network or env_fn):
             rule = "eval_every must be 0 with a network or env_fn, which the process that evaluates cannot know"
             raise ValueError(f"{rule}, got {config.eval_every}")
-        config = replace(config, network="custom") if network else config
-        config = replace(config, env=register_env(env_fn)) if env_fn else config
-        self.env_fn = env_fn
+        self.register_env: Callable[[], str] = partial(register_env, env_fn) if env_fn else lambda: config.env
+        config = replace(config, env=self.register_env(), network="custom" if network else config.network)
         self.ranks = ranks = join_ranks(config)
         with ExitStack() as refused:
             refused.callback(ranks.close)
@@ -198,6 +198,7 @@ class Trainer:
             self.outputs.log(stats, self.learner.metrics)  # rows, when due
             self.episodes = stats.episodes
         except WorkerError as error:
+            self.register_env()
             self.recovery.restart(error)  # back to the last state, new workers
         return True
 
@@ -228,8 +229,7 @@ class Trainer:
         if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
         self.started = True
-        if self.env_fn:
-            register_env(self.env_fn)  # since then, another of the same name may have been registered
+        self.register_env()  # again: since then, another of the same name may have been registered
         self.episodes_continue = self.state.start()
 
     def close(self) -> None:

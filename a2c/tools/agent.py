@@ -11,7 +11,7 @@ from torch import nn
 
 from a2c.compute.compute import cuda_device
 from a2c.config.config import Config
-from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env
+from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env, probe_spaces
 from a2c.networks import NetworkFn
 from a2c.policy import Policy
 from a2c.tools.load import Custom, load_policy
@@ -28,6 +28,7 @@ class Agent:
         self.config, self.obs_shape = config, obs_shape
         self.spec = checked_spec(config)  # of now: its id may later be that of another environment
         self.pixels = is_atari(self.spec)
+        self.first_action = probe_spaces(config).first_action
         self.device = next(net.parameters()).device
         self.policy = Policy(net, 0, self.device, seed, greedy)  # for as many environments as in the last call
 
@@ -51,6 +52,7 @@ class Agent:
             self.policy.begin(len(batch))
         begun = torch.from_numpy(np.full(len(batch), starts, dtype=bool)).to(self.device)
         actions: np.ndarray = self.policy.act(torch.from_numpy(batch).to(self.device), begun).actions.cpu().numpy()
+        actions += self.first_action
         return int(actions[0]) if one else actions
 
     def make_env(self, seed: int = 0, render_mode: str | None = None) -> gym.Env:

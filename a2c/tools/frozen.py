@@ -11,7 +11,7 @@ import numpy as np
 
 from a2c.config.config import Config
 from a2c.metrics.files import CsvTable
-from a2c.metrics.results import read_episodes, read_evaluations
+from a2c.metrics.results import EVALUATION_COLUMNS, read_episodes, read_evaluations
 from a2c.processes.errors import WorkerError
 from a2c.processes.start import stop_with_input
 from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint
@@ -19,7 +19,6 @@ from a2c.run.policies import kept_policies
 from a2c.tools.evaluate import evaluate
 
 EPISODES = 30  # that each policy plays
-COLUMNS = ("env_steps", "episodes", "mean", "standard_deviation", "min", "max")  # of evaluations.csv
 POLL = 1.0  # seconds between two looks for a new policy
 CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1:]))"
 
@@ -52,7 +51,7 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     wanted = [steps for steps in sorted(policies) if steps >= first or steps == final]
     # A run that was continued may want policies from before what was its last one.
     begin = next((steps for steps in wanted if steps not in means), final + 1)
-    table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=begin - 1)
+    table = CsvTable(run_dir / "evaluations.csv", EVALUATION_COLUMNS, keep_until=begin - 1)
     if max((mean for steps, mean in means.items() if steps < begin), default=-np.inf) >= target:
         return
     for steps in [steps for steps in wanted if steps >= begin]:
@@ -81,7 +80,7 @@ class Evaluations:
 
     def __init__(self, run_dir: Path, every: int, episodes: int, after: int) -> None:
         self.run_dir, self.every, self.episodes = run_dir, every, episodes
-        self.table = CsvTable(run_dir / "evaluations.csv", COLUMNS, keep_until=after)
+        self.table = CsvTable(run_dir / "evaluations.csv", EVALUATION_COLUMNS, keep_until=after)
         self.last = max(evaluated(run_dir), default=0)  # env_steps of the last policy that was tried
 
     def evaluate_newest(self) -> bool:

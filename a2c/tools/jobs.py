@@ -151,7 +151,7 @@ class Jobs:
         run_dir, target = self.out / run.name, run.config.target_score
         flags = [*run.flags, "--run-dir", str(run_dir)]
         if (run_dir / LATEST).exists():
-            flags = ["--resume", str(run_dir), "--stop-after", str(run.config.stop_after)]
+            flags = ["--resume", str(run_dir), "--stop-after", str(run.config.stop_after), *run.display_flags]
         code = self._call([*self.train, *flags], f"a2c train {shlex.join(flags)}", run)
         if code or target is None or not run.keeps_policies:
             return code

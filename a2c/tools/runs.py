@@ -30,6 +30,13 @@ class Run:
         return f"{self.setting}/seed-{self.config.seed}"
 
     @property
+    def display_flags(self) -> list[str]:
+        """Flags for what may change when it continues, but for where it ends."""
+        switches = (("progress", self.config.progress), ("wandb", self.config.wandb))
+        flags = [f"--{name}" if on else f"--no-{name}" for name, on in switches]
+        return ["--log-every", str(self.config.log_every), *flags]
+
+    @property
     def budget(self) -> int:
         """Decisions at which it ends, should it reach no target."""
         return min(self.config.total_env_steps, self.config.stop_after or self.config.total_env_steps)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from a2c.processes.start import allow_open_files
+
 WIDTHS = {".mp4": 480, ".gif": 160, ".webp": 320}  # pixels; smaller pictures are scaled by a whole number
 KEY_FRAMES = 10_000  # pictures between two that are stored whole; the others are differences from the one before
 SPOOLED = 50  # pictures in one file, before they are written as WebP
@@ -77,8 +79,10 @@ def _write_webp(path: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
     Pillow wants all pictures before it writes the first, so they wait in files beside `path`.
     """
     durations: list[float] = []  # ms
+    names = _spool(path, _runs(pictures, fps, durations))
+    allow_open_files(len(names), f"the video must fit the limit of open files, got {len(durations):,} pictures", ".mp4")
     with ExitStack() as closing:
-        files = [closing.enter_context(Image.open(name)) for name in _spool(path, _runs(pictures, fps, durations))]
+        files = [closing.enter_context(Image.open(name)) for name in names]
         settings: dict[str, Any] = {"lossless": True, "method": 4, "kmax": KEY_FRAMES, "loop": 0}
         files[0].save(path, save_all=True, append_images=files[1:], duration=durations, **settings)
 

@@ -185,6 +185,33 @@ def test_run_worker_copies_gradients_and_never_accumulates_them():
         envs.close()
 
 
+class BatchNormed(torch.nn.Module):
+    def __init__(self, input_shape, n_actions):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(*input_shape), torch.nn.Linear(*input_shape, n_actions + 1)
+
+    def forward(self, obs):
+        outputs = self.head(self.norm(obs.float()))
+        return outputs[:, :-1], outputs[:, -1:]
+
+
+def test_buffers_that_a_forward_pass_changes_reach_the_shared_network():
+    config = resolve(Config.from_preset("cartpole", network="custom"), (4,))
+    with closing(Compute(config)) as compute:
+        shared = Learner(config, spaces((4,), 2), compute, network=BatchNormed)
+        alone = Learner(config, spaces((4,), 2), compute, network=BatchNormed)
+        worker = Learner(config, spaces((4,), 2), compute, Shared(shared.net, shared.optimizer, None))
+        envs = make_envs(config)
+        rollout = copy.deepcopy(Collector([envs], worker.replica, 32, compute).collect().rollout)
+        envs.close()
+        alone.net.load_state_dict(worker.replica.state_dict())
+        for learner in (worker, alone):
+            learner.learn(rollout)
+        assert shared.net.norm.num_batches_tracked > 32
+        for ours, theirs in zip(shared.net.buffers(), alone.net.buffers(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_the_classic_line_accumulates():
     # What the test above guards against. Should a torch ever give 1, 1, 1 here, the warning in a3c.py can go.
     local, shared = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)

@@ -65,3 +65,17 @@ def test_sliding_windows_clip_each_reward_once_before_discounting():
     rollout.rewards = torch.tensor([[4.0], [-5.0], [0.5]])
     ((window,),) = (batch.items for batch in SlidingWindows(1, 3, 1, gamma=0.5, reward_clip=1.0).push(rollout))
     assert window.reward == 1 - 0.5 + 0.125
+
+
+def test_sliding_windows_of_a_resumed_run_that_are_too_long_end_with_the_next_decision():
+    rollout = blank(5, 1)
+    rollout.rewards[:, 0] = 2.0 ** torch.arange(5)
+    rollout.actions[:, 0] = torch.arange(5)
+    before = SlidingWindows(1, reward_steps=4, batch_size=1, gamma=0.5, reward_clip=0.0)
+    assert not before.push(time_slice(rollout, 0, 3))
+    windows = SlidingWindows(1, reward_steps=2, batch_size=1, gamma=0.5, reward_clip=0.0)
+    windows.load_state_dict(before.state_dict())
+    batches = windows.push(time_slice(rollout, 3, 4)) + windows.push(time_slice(rollout, 4, 5))
+    got = [(e.action, e.reward, e.reward_steps) for batch in batches for e in batch.items]
+    assert got == [(0, 4.0, 4), (1, 6.0, 3), (2, 8.0, 2), (3, 16.0, 2)]
+    assert len(windows.open[0]) == 1

@@ -1,6 +1,7 @@
 """Which environments start, which are refused, how their worker processes behave and end."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.classic_control import Continuous_MountainCarEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from toys import CountingEnv
+from toys import CountingEnv, wait_for
 
 from a2c.algorithms.a2c import A2C
 from a2c.cli.flags import parse_config
@@ -102,6 +103,61 @@ def test_make_envs_reports_episodes_of_cartpole_with_score_equal_to_length(backe
 def test_monitored_vector_env_refuses_another_autoreset_mode():
     with pytest.raises(ValueError, match=r"autoreset_mode must be SAME_STEP, got .*NEXT_STEP"):
         MonitoredVectorEnv(SyncVectorEnv([lambda: CountingEnv(0, 3)]))
+
+
+def register_variant(monkeypatch, **kwargs):
+    kwargs = {"game": "pong", "repeat_action_probability": 0.0, **kwargs}
+    spec = gym.envs.registration.EnvSpec("Variant-v0", entry_point="ale_py.env:AtariEnv", kwargs=kwargs)
+    monkeypatch.setitem(gym.registry, "Variant-v0", spec)
+
+
+@pytest.mark.parametrize("backend", ["sync", "native"])
+def test_make_envs_keeps_the_full_action_space_of_an_id(backend, monkeypatch):
+    register_variant(monkeypatch, full_action_space=True)
+    config = Config(env="Variant-v0", backend=backend, num_envs=2, threads=1)
+    assert probe_spaces(config).n_actions == 18
+    envs = make_envs(config)
+    envs.reset()
+    envs.step(np.array([17, 0]))
+    envs.close()
+
+
+@pytest.mark.parametrize("name", ["mode", "difficulty"])
+def test_make_envs_refuses_backend_native_for_an_id_that_sets_what_it_cannot_set(name, monkeypatch):
+    register_variant(monkeypatch, **{name: 1})
+    with pytest.raises(ValueError, match=f"backend must be async or sync for Variant-v0, which sets {name}, got nat"):
+        make_envs(Config(env="Variant-v0", backend="native", num_envs=1))
+    assert probe_spaces(Config(env="Variant-v0")).n_actions == 6
+
+
+@pytest.mark.parametrize("backend", ["sync", "native"])
+def test_make_envs_refuses_the_continuous_actions_of_an_atari_id(backend, monkeypatch):
+    register_variant(monkeypatch, continuous=True)
+    with pytest.raises(ValueError, match="env must have a discrete action space, got the continuous one of Variant-v0"):
+        probe_spaces(Config(env="Variant-v0", backend=backend))
+
+
+def test_workers_end_when_nobody_holds_their_environments_any_more():
+    threads = threading.active_count()
+    envs = make_envs(Config(env="CartPole-v1", backend="async", num_envs=2))
+    envs.reset()
+    processes = [psutil.Process(process.pid) for process in envs.env.processes]
+    assert all(process.is_running() for process in processes) and threading.active_count() == threads + 1
+    del envs
+    gc.collect()
+    psutil.wait_procs(processes, timeout=10)
+    assert not any(process.is_running() for process in processes)
+    wait_for(lambda: threading.active_count() == threads, 10)
+
+
+def test_state_dict_of_environments_without_snapshots_is_none_and_leaves_them_usable():
+    for kind in (AsyncVectorEnv, SyncVectorEnv):
+        made = kind([partial(gym.make, "CartPole-v1")], autoreset_mode=AutoresetMode.SAME_STEP)
+        envs = MonitoredVectorEnv(made)
+        envs.reset()
+        assert envs.state_dict() is None
+        envs.step(np.zeros(1, int))
+        envs.close()
 
 
 def test_make_envs_native_does_not_share_metadata_between_instances():

@@ -15,6 +15,7 @@ import a2c
 from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.cli import commands as cli
 from a2c.envs.vector_env import Episode
+from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError, load_checkpoint
 
 
@@ -318,6 +319,25 @@ def test_own_environments_of_one_name_are_not_mixed_up(tmp_path):
         env = agent.make_env()
         env.reset(seed=0)
         assert env.step(0)[1] == reward
+
+
+def test_a_restart_begins_with_the_environment_of_its_own_run(tmp_path):
+    def paying(score):
+        return lambda: gym.wrappers.TransformReward(Plane(), lambda reward: score)
+
+    first = a2c.Trainer(tiny(tmp_path / "1", total_env_steps=320, num_envs=2), env_fn=paying(1.0))
+    training_step, failures = first.algorithm.training_step, [WorkerError("died")]
+
+    def fail_once():
+        if failures:
+            raise failures.pop()
+        return training_step()
+
+    first.algorithm.training_step = fail_once
+    second = a2c.Trainer(tiny(tmp_path / "2", total_env_steps=160, num_envs=2), env_fn=paying(2.0))
+    first.start = partial(lambda start: (start(), second.start()), first.start)
+    assert first.run().score == 10.0 and not failures
+    second.close()
 
 
 def test_own_environment_must_be_given_again_in_another_process(tmp_path, capsys):

@@ -96,6 +96,15 @@ def test_a_run_that_goes_back_drops_the_later_evaluations(tmp_path):
         one.close()
 
 
+def test_a_run_that_goes_on_without_evaluations_drops_the_later_ones(without, tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run", stop_after=160))
+    assert trainer.run().exit_code == 0
+    table, text = tmp_path / "run" / "evaluations.csv", "env_steps,episodes,mean,standard_deviation,min,max\r\n"
+    table.write_bytes((text + "160,3,1,0,1,1\r\n320,3,2,0,2,2\r\n").encode())
+    assert Trainer.resume(tmp_path / "run", stop_after=0).run().exit_code == 0
+    assert table.read_bytes().decode() == text + "160,3,1,0,1,1\r\n"
+
+
 @pytest.mark.parametrize("text", ["", "env_steps,mean\n", "env_steps,episodes\n1,2\n", "env_steps,mean\n100,nan\n"])
 def test_a_table_without_a_mean_gives_no_metric(text, tmp_path):
     (tmp_path / "evaluations.csv").write_text(text)

@@ -97,6 +97,22 @@ def test_run_state_gives_up_after_a_while_where_the_last_checkpoint_cannot_be_sa
     assert err == f"error: the last checkpoint could not be written to {tmp_path / 'run'}\n"
 
 
+def test_run_state_does_not_try_a_policy_file_again_at_once_where_the_disk_refuses(tmp_path, monkeypatch):
+    tried = []
+
+    def refuse(*args):
+        tried.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outputs, "keep_policy", refuse)
+    monkeypatch.setattr(outputs, "DISK_RETRY", 3600.0)
+    monkeypatch.setattr(state, "DISK_PATIENCE", 0.2)
+    config = tiny(tmp_path / "run", keep_policy_every=80, checkpoint_every=10**6)
+    with pytest.raises(OSError, match="the last checkpoint could not be written"):
+        Trainer(config).run()
+    assert len(tried) == 1
+
+
 def test_run_state_waits_for_the_disk_at_the_end(tmp_path, monkeypatch):
     save, refusals = outputs.save_checkpoint, []
 

@@ -314,7 +314,7 @@ def test_run_lock_without_system_locks_can_be_taken_twice_and_made_again(tmp_pat
     assert not any(run_dir.iterdir())
 
 
-@pytest.mark.parametrize("error, locks", [(errno.ENOSYS, False), (errno.ENOLCK, True)])
+@pytest.mark.parametrize("error, locks", [(errno.ENOSYS, False), (errno.EOPNOTSUPP, False), (errno.ENOLCK, True)])
 def test_a_file_system_has_no_locks_only_where_it_says_so(error, locks, tmp_path, monkeypatch):
     assert directory._has_locks(tmp_path) and directory._has_locks(tmp_path / "missing")
 

@@ -90,3 +90,10 @@ def test_run_state_of_a_resumed_run_keeps_its_wall_time(tmp_path):
     assert before <= resumed.state.in_memory["seconds"] < before + 5.0
     assert resumed.state.saved_at == resumed.state.env_steps == 160
     resumed.close()
+
+
+def test_run_state_does_not_restore_the_episodes_of_another_number_of_environments(tmp_path, monkeypatch, capsys):
+    assert Trainer(tiny(tmp_path / "run", total_env_steps=160)).run().exit_code == 0
+    monkeypatch.setattr(run_state, "restores_exactly", None)  # not called: with ranks, some might restore theirs
+    assert Trainer.resume(tmp_path / "run", num_envs=3, total_env_steps=320).run().exit_code == 0
+    assert "every environment starts a new episode" in capsys.readouterr().out

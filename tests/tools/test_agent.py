@@ -1,5 +1,6 @@
 """`a2c.load`: a trained policy that acts for one observation or a batch, and keeps its recurrent state."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -29,6 +30,26 @@ def test_agent_plays_an_environment_made_for_it(run_dir):
             break
     assert terminated and decisions < 200
     env.close()
+
+
+class FromFive(gym.Env):
+    """Asks for actions 5 and 6."""
+
+    observation_space, action_space = gym.spaces.Box(0.0, 1.0, (2,)), gym.spaces.Discrete(2, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+def test_agent_returns_the_actions_of_a_space_that_does_not_start_at_0(tmp_path):
+    a2c.Trainer(tiny(tmp_path / "run", total_env_steps=160), env_fn=FromFive).run()
+    agent = a2c.load(tmp_path / "run", env_fn=FromFive)
+    assert set(agent.act(np.zeros((64, 2), np.float32))) == {5, 6}
+    assert agent.act(np.zeros(2, np.float32)) in (5, 6)
 
 
 def test_agent_keeps_a_recurrent_state_per_environment_until_an_episode_starts(run_dir):

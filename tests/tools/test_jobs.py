@@ -113,7 +113,8 @@ def test_a_finished_run_is_trained_on_to_a_later_stop(tmp_path):
     finished = {stop: Jobs(tmp_path, FAKE).is_finished(*run_to(stop)) for stop in (3000, 4000, 5000, 0)}
     assert finished == {3000: True, 4000: True, 5000: False, 0: False}
     Jobs(tmp_path, FAKE).train_all(run_to(5000), 1)
-    assert f"--resume {tmp_path}/x/seed-0 --stop-after 5000" in (tmp_path / "x/seed-0.log").read_text()
+    log = (tmp_path / "x/seed-0.log").read_text()
+    assert f"--resume {tmp_path}/x/seed-0 --stop-after 5000 --log-every 5.0 --progress --no-wandb\n" in log
 
 
 def test_a_run_whose_directory_was_removed_is_not_finished(tmp_path):

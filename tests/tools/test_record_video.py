@@ -1,6 +1,7 @@
 """A video shows the episode that the policy played, whole, or nothing is written."""
 
 import importlib.util
+import os
 import resource
 import subprocess
 import sys
@@ -339,3 +340,16 @@ def test_the_overlay_leaves_the_picture_and_the_episode_as_they_are(run, tmp_pat
     assert len(alone) == len(beside) and beside.shape[2] > 500
     assert np.array_equal(beside[:, :, :320], alone)
     assert all((beside[t, :, 320:] != beside[0, :, 320:]).any() for t in (10, -1))
+
+
+def test_a_webp_of_many_pictures_raises_the_limit_of_open_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(video_writers, "SPOOLED", 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pictures = (np.full((2, 2, 3), number, np.uint8) for number in range(100))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 50, hard))
+        video_writers.write_video(tmp_path / "many.webp", pictures, 15)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with Image.open(tmp_path / "many.webp") as video:
+        assert video.n_frames == 100
