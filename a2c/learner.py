@@ -118,9 +118,10 @@ class Learner:
         check_steps(done, self.net, self.updates)
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
+        self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         if self.config.network == "custom":  # forward passes may have changed buffers; a2c's own are equal
             self.compute.ranks.copy_first(self.net.buffers())
-        self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
+            self.sync()
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
             self.rewarded += int(self.compute.ranks.sum(rollout.rewards.count_nonzero()))

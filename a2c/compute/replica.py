@@ -40,7 +40,10 @@ def with_own_statistics(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def keep_buffers(net: nn.Module, replica: nn.Module) -> None:
-    """Give `net` the buffers that forward passes have changed in `replica`, such as those of batch normalisation."""
+    """Give `net` the buffers of `replica`, which forward passes may have changed, as in batch normalisation.
+
+    Where several processes share `net`, those of the last one to write stay.
+    """
     for mine, theirs in zip(net.buffers(), replica.buffers(), strict=True):
         if mine is not theirs:
             mine.copy_(theirs)

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -63,7 +64,7 @@ class MonitoredVectorEnv(VectorWrapper):
         if isinstance(env, AsyncVectorEnv):
             processes = env.processes  # not `env`: its workers end when nobody holds it any more
             self.watchdog = Watchdog(timeout, lambda: processes)
-            weakref.finalize(self, self.watchdog.stop)
+            weakref.finalize(self, _end, self.watchdog, processes).atexit = False
         self.broken = False  # an environment failed: the others must not be used any more
         self.scores = np.zeros(self.num_envs, np.float64)  # [N] points in the running episode
         self.lengths = np.zeros(self.num_envs, np.int64)  # [N] steps of the running episode
@@ -116,7 +117,7 @@ class MonitoredVectorEnv(VectorWrapper):
         if not isinstance(self.env, AsyncVectorEnv | SyncVectorEnv):
             return None
         with self._calling():
-            if not all(self.env.call("has_wrapper_attr", "snapshot")):  # not in a `SnapshotWrapper`
+            if not all(self.env.call("has_wrapper_attr", "exact")):  # not in a `SnapshotWrapper`
                 return None
             snapshots = list(self.env.get_attr("snapshot"))
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
@@ -180,6 +181,12 @@ class MonitoredVectorEnv(VectorWrapper):
         for pipe in filter(None, vector.parent_pipes):
             pipe.close()
         vector.closed = True
+
+
+def _end(watchdog: Watchdog, processes: Sequence[BaseProcess]) -> None:
+    """End what belonged to environments that nobody holds any more."""
+    watchdog.stop()
+    end_processes(processes)  # gymnasium would wait for a worker that hangs
 
 
 def _counter(name: str, saved: Any, current: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ class RunOutputs:
         self.is_open = False
         self.row: dict[str, float] = {}  # the last row of metrics
         self.messages: set[str] = set()
-        self.retry_at = 0.0  # when a disk that has refused is tried again
+        self.retry_at = self.policy_retry_at = 0.0  # when a disk that has refused a checkpoint, a policy is tried again
         self.drawn_at = time.perf_counter()  # when curve.png was drawn, or the run began
         self.drawing = 0.0  # seconds that the last drawing took
 
@@ -137,8 +137,13 @@ class RunOutputs:
 
     @property
     def can_save(self) -> bool:
-        """False for a few seconds after the disk has refused a checkpoint or a policy file."""
+        """False for a few seconds after the disk has refused a checkpoint."""
         return time.perf_counter() >= self.retry_at
+
+    @property
+    def can_keep_policy(self) -> bool:
+        """False for a few seconds after the disk has refused a policy file, or a checkpoint."""
+        return self.can_save and time.perf_counter() >= self.policy_retry_at
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
         """Write the checkpoint `state` to the file `name`; False where the disk refuses."""
@@ -147,17 +152,17 @@ class RunOutputs:
             self.logger.keep_config()
             save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
 
-        return self._save(write)
-
-    def keep_policy(self, state: dict[str, Any]) -> bool:
-        """Write the policy `state` to `policies/`; False where the disk refuses."""
-        return self._save(lambda: keep_policy(self.run_dir, state))
-
-    def _save(self, write: Callable[[], object]) -> bool:
         saved = self._attempt(write)
         if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY
         return saved
+
+    def keep_policy(self, state: dict[str, Any]) -> bool:
+        """Write the policy `state` to `policies/`; False where the disk refuses."""
+        kept = self._attempt(lambda: keep_policy(self.run_dir, state))
+        if not kept:
+            self.policy_retry_at = time.perf_counter() + DISK_RETRY
+        return kept
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows and the kept policies after `env_steps`, which will be replayed."""

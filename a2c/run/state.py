@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from a2c.algorithms.base import Algorithm
@@ -92,8 +93,10 @@ class RunState:
         episodes = self.in_memory["algorithm"]
         if not episodes or self.config.algorithm != "a2c":
             return True
-        saved = sum(len(group["scores"]) for group in episodes["envs"] if group is not None)
-        return saved == len(self.ranks.rows(self.config.num_envs)) and restores_exactly(self.config, episodes["envs"])
+        rows, compute = self.ranks.rows(self.config.num_envs), self.learner.compute
+        sizes = [len(part) for part in np.array_split(rows, compute.env_groups)]  # as `make_groups` makes them
+        saved = [group and len(group["scores"]) for group in episodes["envs"]]
+        return saved == sizes and restores_exactly(self.config, episodes["envs"])
 
     def _without_episodes(self) -> dict[str, Any] | None:
         """The algorithm's state in memory, for which new episodes begin."""
@@ -169,7 +172,7 @@ class RunState:
         every = self.config.keep_policy_every or self.config.eval_every
         if not every or self.env_steps // every == self.kept_at // every:
             return True
-        if not outputs.can_save:
+        if not outputs.can_keep_policy:
             return False
         # Copied: the workers of A3C go on changing the parameters.
         network = {name: value.to("cpu", copy=True) for name, value in self.learner.net.state_dict().items()}

@@ -14,6 +14,7 @@ from a2c.config.config import Config
 from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env, probe_spaces
 from a2c.networks import NetworkFn
 from a2c.policy import Policy
+from a2c.processes.errors import raising_worker_error
 from a2c.tools.load import Custom, load_policy
 
 
@@ -28,7 +29,8 @@ class Agent:
         self.config, self.obs_shape = config, obs_shape
         self.spec = checked_spec(config)  # of now: its id may later be that of another environment
         self.pixels = is_atari(self.spec)
-        self.first_action = probe_spaces(config).first_action
+        with raising_worker_error(ValueError):
+            self.first_action = 0 if self.pixels else probe_spaces(config).first_action
         self.device = next(net.parameters()).device
         self.policy = Policy(net, 0, self.device, seed, greedy)  # for as many environments as in the last call
 

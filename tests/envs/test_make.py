@@ -138,16 +138,16 @@ def test_make_envs_refuses_the_continuous_actions_of_an_atari_id(backend, monkey
 
 
 def test_workers_end_when_nobody_holds_their_environments_any_more():
-    threads = threading.active_count()
     envs = make_envs(Config(env="CartPole-v1", backend="async", num_envs=2))
     envs.reset()
     processes = [psutil.Process(process.pid) for process in envs.env.processes]
-    assert all(process.is_running() for process in processes) and threading.active_count() == threads + 1
+    watching = envs.watchdog._thread
+    assert all(process.is_running() for process in processes) and watching.is_alive()
     del envs
     gc.collect()
     psutil.wait_procs(processes, timeout=10)
     assert not any(process.is_running() for process in processes)
-    wait_for(lambda: threading.active_count() == threads, 10)
+    wait_for(lambda: not watching.is_alive(), 10)
 
 
 def test_state_dict_of_environments_without_snapshots_is_none_and_leaves_them_usable():

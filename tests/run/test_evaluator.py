@@ -96,7 +96,7 @@ def test_a_run_that_goes_back_drops_the_later_evaluations(tmp_path):
         one.close()
 
 
-def test_a_run_that_goes_on_without_evaluations_drops_the_later_ones(without, tmp_path):
+def test_a_run_that_goes_on_without_evaluations_drops_the_later_ones(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", stop_after=160))
     assert trainer.run().exit_code == 0
     table, text = tmp_path / "run" / "evaluations.csv", "env_steps,episodes,mean,standard_deviation,min,max\r\n"
