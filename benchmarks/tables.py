@@ -29,8 +29,7 @@ from a2c.metrics.results import median, moving_mean, read_episodes
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
-# Hosts, ranks of each, threads of each rank, environments.
-MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))
+MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))  # hosts, ranks, threads, envs
 PRICE = 0.04  # USD per core hour, an assumption
 LONG = ("breakout", "qbert")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
@@ -198,6 +197,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "strict": (learning, ["strict"]),
+        "a2c-strict": (learning, ["a2c-strict"]),
         "family": (learning, ["family"]),
         "lstm": (learning, ["lstm"]),
         "learning-gpu": (learning, ["default-gpu", "pong-fast-gpu"]),

@@ -31,14 +31,16 @@ a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 245..249 --jobs 2 --keep-policy-every 20000
 a2c compare runs/results/lstm --preset lstm --seeds 265..269 --jobs 2 --keep-policy-every 20000
 
+# A2C without reuse: one pass over each rollout.
+a2c compare runs/results/a2c-strict --preset a2c-strict --seeds 360..363 --jobs 1 --threads 2
+
 # CartPole: the three algorithms, and a recurrent policy.
 a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
 a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 --jobs 2
 
-# One setting for all games: one seed each, 10 million decisions or fewer. Qbert was trained when the preset had no
-# exploration noise: today's command for it has --exploration-noise 0, too.
+# One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --seeds 0 --threads 2 --jobs 1
-a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 1
+a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 2 --jobs 1
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 5 --threads 1 --total-env-steps 2000000
