@@ -29,7 +29,7 @@ class Config:
     """The settings of one training run. `env_steps` count the agent's decisions, summed over all environments."""
 
     preset: str = "default"
-    """Named set of defaults for the other settings (--preset NAME --help-all shows them)."""
+    """Named set of defaults (--help-all shows its values)."""
     algorithm: AlgorithmName = "a2c"
     """a2c: collect, then learn; a3c: workers that share one network; ga3c: actors, a predictor and a trainer."""
     workers: Annotated[int, Range(0, 1024)] = 0
@@ -119,7 +119,7 @@ class Config:
 
     # --- run ----------------------------------------------------------------------------
     total_env_steps: Annotated[int, Range(1, 10**15)] = 1_000_000
-    """Length of the run (decisions over all environments; 4 frames each in Atari games)."""
+    """Length of the run (decisions of all environments)."""
     stop_after: Annotated[int, Range(0, 10**15)] = 0
     """Stop early, as if interrupted, once the run is this long; --resume continues it (env_steps; 0 = off)."""
     target_score: Annotated[float | None, Range(-1e12, 1e12)] = None
