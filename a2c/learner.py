@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_rate
-from a2c.compute.replica import keep_buffers, make_replica, sync_replica, with_own_statistics
+from a2c.compute.replica import copy_buffers, make_replica, sync_replica, with_own_statistics
 from a2c.compute.staging import to_device
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
@@ -163,7 +163,7 @@ class Learner:
         terms = sum_gradients(self.net, gradients, terms, compute.ranks, share=len(minibatch) / size)
         norm = clipped_step(self.net, self.optimizer, config.max_grad_norm)
         if config.network == "custom":
-            keep_buffers(self.net, self.replica)
+            copy_buffers(self.net, self.replica)
         self.sync()
         return terms, norm
 

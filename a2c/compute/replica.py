@@ -39,20 +39,19 @@ def with_own_statistics(net: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def keep_buffers(net: nn.Module, replica: nn.Module) -> None:
-    """Give `net` the buffers of `replica`, which forward passes may have changed, as in batch normalisation.
-
-    Where several processes share `net`, those of the last one to write stay.
-    """
-    for mine, theirs in zip(net.buffers(), replica.buffers(), strict=True):
-        if mine is not theirs:
-            mine.copy_(theirs)
-
-
-@torch.no_grad()
 def sync_replica(replica: nn.Module, net: nn.Module) -> None:
     """Give `replica` the parameters that `net` has now, and its statistics where it has its own."""
     torch._foreach_copy_(list(replica.parameters()), list(net.parameters()))
-    for mine, theirs in zip(replica.buffers(), net.buffers(), strict=True):
+    copy_buffers(replica, net)
+
+
+@torch.no_grad()
+def copy_buffers(target: nn.Module, source: nn.Module) -> None:
+    """Give `target` the buffers of `source`, a copy of the same network, where the two do not share them.
+
+    Those of a replica reach the network so, where forward passes change them, as in batch normalisation. Where several
+    processes share the network, those of the last one to write stay.
+    """
+    for mine, theirs in zip(target.buffers(), source.buffers(), strict=True):
         if mine is not theirs:
             mine.copy_(theirs)

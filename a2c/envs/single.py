@@ -155,8 +155,7 @@ def probe_spaces(config: Config) -> Spaces:
     space, actions = env.observation_space, env.action_space
     env.close()
     assert isinstance(space, gym.spaces.Box) and isinstance(actions, gym.spaces.Discrete)  # as `make_env` checks
-    spaces = Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec), int(actions.start))
-    return spaces
+    return Spaces(space.shape, int(actions.n), space.dtype, is_atari(spec), int(actions.start))
 
 
 def make_snapshot_env(config: Config, spec: EnvSpec, seed: int) -> SnapshotWrapper:

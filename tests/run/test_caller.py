@@ -307,10 +307,12 @@ def test_own_environment_needs_no_id(tmp_path, backend, env_fn):
     assert agent.make_env().reset(seed=1)[0].shape == (3,)
 
 
-def test_own_environments_of_one_name_are_not_mixed_up(tmp_path):
-    def paying(score):
-        return lambda: gym.wrappers.TransformReward(Plane(), lambda reward: score)
+def paying(score):
+    """An `env_fn` that has the same name for every score."""
+    return lambda: gym.wrappers.TransformReward(Plane(), lambda reward: score)
 
+
+def test_own_environments_of_one_name_are_not_mixed_up(tmp_path):
     config = {"total_env_steps": 160, "num_envs": 2}
     trainers = [a2c.Trainer(tiny(tmp_path / str(n), **config), env_fn=paying(n)) for n in (1.0, 2.0)]
     assert [trainer.run().score for trainer in trainers] == [10.0, 20.0]
@@ -322,9 +324,6 @@ def test_own_environments_of_one_name_are_not_mixed_up(tmp_path):
 
 
 def test_a_restart_begins_with_the_environment_of_its_own_run(tmp_path):
-    def paying(score):
-        return lambda: gym.wrappers.TransformReward(Plane(), lambda reward: score)
-
     first = a2c.Trainer(tiny(tmp_path / "1", total_env_steps=320, num_envs=2), env_fn=paying(1.0))
     training_step, failures = first.algorithm.training_step, [WorkerError("died")]
 
