@@ -72,8 +72,9 @@ def unpack_batch(
 
     For transitions: `returns[b] = reward[b] + gamma^reward_steps * V(last_state[b])`, without
     the second term where `last_state` is None. For a `Rollout`: its lambda-returns (see
-    `lambda_returns`), environment after environment within each step. Both forms give the
-    same numbers on the same experience with `gae_lambda = 1`.
+    `lambda_returns`), environment after environment within each step. With `gae_lambda = 1`
+    both forms give the same returns where the window of each transition runs to the end of the rollout or of
+    its episode, and `net` gave the rollout's `values`; windows of a fixed n give n-step returns instead.
 
     Args:
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object

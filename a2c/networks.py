@@ -128,9 +128,9 @@ class MlpA2C(nn.Module):
 class LstmA2C(nn.Module):
     """A recurrent network: convolutions, an LSTM cell, linear policy and value.
 
-    For images four convolutions 32x3 stride 2 with padding and ELU, as in the recurrent A3C
-    programs for 42x42 frames (Mnih et al., 2016, section 5.2 and its LSTM of 256 units); a vector enters the
-    cell as it is. An rnn_state `[B, rnn_state_size]` is the cell's hidden and cell state side by side.
+    For images four convolutions of 32 channels (3x3, stride 2, padding 1) with ELU, as in recurrent A3C programs for
+    42x42 frames; the 256 units are those of Mnih et al. (2016), section 5.1. A vector enters the cell as it is.
+    An rnn_state `[B, rnn_state_size]` is the cell's hidden and cell state side by side.
     """
 
     def __init__(

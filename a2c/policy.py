@@ -35,18 +35,18 @@ class Policy:
         self.net, self.greedy = net, greedy
         self.generator = torch.Generator(device).manual_seed(seed)
         self.rnn_state = initial_state(net, num_envs, device)
-        self.replay: Replay | None = None
+        self.captured: Replay | None = None
         self.noise_scale = 0.0
         self.noise: Tensor | None = None  # [N, A]; the first decision that has noise says how many actions there are
 
     def capture(self, obs: Tensor) -> None:
-        """Let all later decisions, on observations like `obs [N, ...]`, be replays, whose results the next one
-        overwrites (see `a2c.compute.graphs`). For networks without an rnn_state.
+        """Capture the decision on observations like `obs [N, ...]`: all later ones replay it, each overwriting the
+        results of the one before (see `a2c.compute.graphs`). For networks without an rnn_state.
         """
         starts = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)  # which no such network reads
         with torch.no_grad():
             self.noise = torch.zeros_like(step(self.net, obs, self.rnn_state, starts)[0], dtype=torch.float32)
-        self.replay = make_replay(lambda obs: self._decide(obs, starts), [obs], obs.device, generator=self.generator)
+        self.captured = make_replay(lambda obs: self._decide(obs, starts), [obs], obs.device, generator=self.generator)
 
     def perturb(self, scale: float) -> None:
         """Let each environment have a policy of its own until the next call, with normal noise added to its logits.
@@ -79,7 +79,7 @@ class Policy:
 
     def decide(self, obs: Tensor, starts: Tensor) -> Decision:
         """`act` without its check, which would wait for a GPU: the caller calls `check_finite`, once for a rollout."""
-        return self._decide(obs, starts) if self.replay is None else Decision(*self.replay(obs))
+        return self._decide(obs, starts) if self.captured is None else Decision(*self.captured(obs))
 
     @torch.no_grad()
     def _decide(self, obs: Tensor, starts: Tensor) -> Decision:
@@ -89,7 +89,7 @@ class Policy:
         if self.noise is not None:
             logits = logits + self.noise
         log_probs = torch.log_softmax(logits.float(), dim=1)  # [N, A]
-        # log_softmax rounds: two logits may become equal
+        # Greedy by the logits: log_softmax rounds, and of equal entries argmax takes the first.
         actions = logits.argmax(dim=1, keepdim=True) if self.greedy else self._sample(log_probs)  # [N, 1]
         return Decision(actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), values.float().squeeze(1))
 
@@ -100,8 +100,9 @@ class Policy:
     def _sample(self, log_probs: Tensor) -> Tensor:
         """Actions `[N, 1]` with probabilities `exp(log_probs [N, A])`.
 
-        A race: of clocks that ring at exponentially distributed times, with these rates, the first. It is how
-        `torch.multinomial` samples, which also looks for bad probabilities and waits for a GPU to do so.
+        Each action has a clock that rings after an exponentially distributed time, with its probability as the
+        rate; the first to ring is taken. `torch.multinomial` samples in the same way, but it also checks the
+        probabilities, for which it waits for a GPU.
         """
         probs = log_probs.exp()
         times = torch.empty_like(probs).exponential_(1.0, generator=self.generator)

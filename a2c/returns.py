@@ -28,7 +28,8 @@ def lambda_returns(
 
     lambda = 1 is the longest n-step return that the rollout allows, lambda = 0 is TD(0), and `G - V` is the generalised
     advantage estimate. Sources: Sutton & Barto (2018), equation 12.18; Schulman et al.
-    (2016), "High-dimensional continuous control using GAE", section 3.
+    (2016), "High-dimensional continuous control using generalized advantage
+    estimation", section 3.
 
     Args:
         rewards: `[T, N]` float, reward of the decision taken at t.

@@ -75,7 +75,7 @@ class Rollout:
     rewards: Tensor = _tensor("TN", torch.float32)  # raw points of the game
     terminated: Tensor = _tensor("TN", torch.bool)  # the episode ended with this decision
     truncated: Tensor = _tensor("TN", torch.bool)  # the episode was cut off with this decision
-    starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode
+    starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode (or a life that counts as one)
     values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting, or by `valued_by`
     log_probs: Tensor = _tensor("TN", torch.float32)  # log-probability of actions[t] when acting
     rnn_state: Tensor = _tensor("NH", torch.float32)  # what the network carried into obs[0]

@@ -63,17 +63,18 @@ def compute_gradients(
     shards = minibatch.split(compute.shards(len(minibatch)))
     weights = [len(shard) / len(minibatch) for shard in shards]
 
-    def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
+    def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], Terms]:
         return _shard_gradients(net, shard, weight, config, off_policy, entropy_coef)
 
     # One shard is learned here: what another thread does would not be part of a captured graph.
     results = compute.map(learn, shards, weights) if len(shards) > 1 else [learn(shards[0], weights[0])]
 
-    def mean(terms: Sequence[Tensor]) -> Tensor:
-        return torch.stack([term * weight for term, weight in zip(terms, weights, strict=True)]).sum()
+    def mean(values: Sequence[Tensor]) -> Tensor:
+        return torch.stack([value * weight for value, weight in zip(values, weights, strict=True)]).sum()
 
-    gradients, losses, *others = zip(*results, strict=True)
-    loss = A2CLoss(*(mean(terms) for terms in zip(*losses, strict=True)))
+    gradients, terms = zip(*results, strict=True)
+    losses, *others = zip(*terms, strict=True)
+    loss = A2CLoss(*(mean(values) for values in zip(*losses, strict=True)))
     return list(zip(*gradients, strict=True)), Terms(loss, *map(mean, others))
 
 
@@ -85,7 +86,7 @@ def _no_gradients(net: nn.Module, compute: Compute) -> tuple[Gradients, Terms]:
 
 def _shard_gradients(
     net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float | Tensor
-) -> tuple[tuple[Tensor, ...], A2CLoss, Tensor, Tensor, Tensor]:
+) -> tuple[tuple[Tensor, ...], Terms]:
     """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
     batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
     loss = a2c_loss(
@@ -100,8 +101,8 @@ def _shard_gradients(
     )
     gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
     detached = loss._replace(total=loss.total.detach())
-    returns = batch.returns
-    return gradients, detached, returns.mean(), returns.square().mean(), batch.values.detach().float().mean()
+    returns, values = batch.returns, batch.values.detach().float()
+    return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
 
 
 def sum_gradients(net: nn.Module, gradients: Gradients, terms: Terms, ranks: Ranks, share: float = 1.0) -> Terms:
@@ -168,7 +169,7 @@ def describe_update(
     """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
     norm, loss = float(grad_norm), terms.loss
     entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))
+    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))  # the metrics are of the gradient before the clip
     return {
         "advantage": float(loss.advantage),
         "values": float(terms.values),

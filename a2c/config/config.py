@@ -53,7 +53,7 @@ class Config:
     sticky_actions: Annotated[float | None, Range(0.0, 1.0)] = None
     """Probability that the emulator repeats the last action (0 to 1; None = as registered for the id)."""
     terminal_on_life_loss: bool = False
-    """Treat a lost life as terminal for learning; the episode itself continues."""
+    """Treat a lost life as terminal for learning (lstm: restart its state, too); the episode itself continues."""
     max_episode_frames: Annotated[int, Range(4, 2**31 - 1)] = 108_000  # at least one step of `envs.atari.FRAME_SKIP`
     """Length at which an episode is truncated (emulator frames)."""
     reward_clip: Annotated[float, Range(0.0, 1e9)] = 1.0

@@ -16,7 +16,7 @@ import pytest
 import torch
 from toys import has_rows, same, spaces, wait_for
 
-from a2c.algorithms.a3c import A3C
+from a2c.algorithms.a3c import A3C, SharedCounters, run_worker
 from a2c.algorithms.worker_tasks import make_tasks, worker_count
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
@@ -183,6 +183,52 @@ def test_run_worker_copies_gradients_and_never_accumulates_them():
                 assert torch.equal(ours.grad, alone.grad)
             assert all(p.grad is None for p in mine)  # nothing is left that a later gradient could be added to
         envs.close()
+
+
+class Pipe:
+    """A worker's end of its pipe, of which only the sending is used."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def test_run_worker_counts_what_all_workers_have_done():
+    # Another worker has made 40,000 decisions and 900 updates; schedules and lags of this one follow the sum.
+    config = replace(Config.from_preset("cartpole"), algorithm="a3c", workers=2, total_env_steps=100_000)
+    config = resolve(replace(config, lr_final=0.0, schedule_end=1.0), (4,))
+    task = make_tasks(config, 0)[0]
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 2), compute)
+        rates, step = [], learner.optimizer.step
+
+        def note(*args):
+            rates.append(float(learner.optimizer.param_groups[0]["lr"]))
+            return step(*args)
+
+        learner.optimizer.step = note
+        env_steps, updates, rewarded = torch.tensor([[0, 40_000, 0], [0, 900, 0], [0, 40_000, 0]])
+        counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(40_001), [])
+        pipe = Pipe()
+        run_worker(task, spaces((4,), 2), learner.net, learner.optimizer, counters, True, pipe)
+    report = pipe.sent[-1]
+    assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
+    assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
+    assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
+def test_start_feeds_the_first_observations_of_a_new_run_to_the_normalizer(algorithm, tmp_path):
+    flags = [*PONG, "--num-envs", "2", "--algorithm", algorithm, "--workers", "0" if algorithm == "a2c" else "2"]
+    counts = []
+    for new_run in (True, False):
+        begun = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / str(new_run))]))
+        begun.algorithm.start(new_run)
+        counts.append(int(begun.learner.net.normalizer.count))
+        begun.algorithm.close()
+    assert counts == [2, 0]
 
 
 class Counting(torch.nn.Module):

@@ -42,7 +42,7 @@ def trained(folder, flags):
     run = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(folder)]))
     assert run.run().exit_code == 0
     replays = PLAIN not in flags
-    assert all(isinstance(policy.replay, EagerReplay) is replays for policy in run.algorithm.collector.policies)
+    assert all(isinstance(policy.captured, EagerReplay) is replays for policy in run.algorithm.collector.policies)
     assert isinstance(run.learner.step, CapturedSteps) is replays
     return load_checkpoint(folder / "latest.pt")
 
@@ -100,10 +100,10 @@ def test_environments_that_are_started_again_have_replays_too(tmp_path):
     with closing(Trainer(parse_config([*CARTPOLE, "--no-progress", "--run-dir", str(tmp_path / "run")]))) as run:
         run.start()
         run.algorithm.training_step()
-        first = run.algorithm.collector.policies[0].replay
+        first = run.algorithm.collector.policies[0].captured
         run.algorithm.close(failed=True)
         run.algorithm.start(new_run=False)
-        second = run.algorithm.collector.policies[0].replay
+        second = run.algorithm.collector.policies[0].captured
         assert isinstance(second, EagerReplay) and second is not first
         assert run.algorithm.training_step().env_steps == 512
 

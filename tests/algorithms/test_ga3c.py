@@ -289,11 +289,13 @@ def test_the_predictor_acts_with_what_was_learned_and_the_newest_statistics():
     config = resolve(config, spaces.obs_shape)
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces, compute)
+        learner.set_counts(100, 50, 0)  # a resumed run
         algorithm = GA3C(config, spaces, learner, compute)
         with closing(algorithm):
             algorithm.start(new_run=True)
+            assert algorithm.predictor.version == 50
             before = copy.deepcopy(algorithm.predictor.net.state_dict())
-            while learner.updates == 0:
+            while learner.updates == 50:
                 algorithm.training_step()
             after, learned = algorithm.predictor.net.state_dict(), learner.replica.state_dict()
             assert algorithm.predictor.version == learner.updates

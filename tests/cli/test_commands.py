@@ -74,10 +74,9 @@ def test_train_refuses_a_bad_flag_in_one_line_before_any_process_starts(args, pa
 
 
 @pytest.mark.parametrize("env", ["FrozenLake-v1", "CliffWalking-v1"])
-def test_train_runs_or_refuses_an_environment_whose_observation_is_one_number(env, capsys, tmp_path):
+def test_train_runs_in_an_environment_whose_observation_is_one_number(env, tmp_path):
     flags = ["--env", env, "--backend", "sync", "--num-envs", "2", "--total-env-steps", "40"]
-    code = cli.train([*flags, "--run-dir", str(tmp_path / "run")])
-    assert code == 0 or "env must" in refusal(capsys, code)
+    assert cli.train([*flags, "--run-dir", str(tmp_path / "run")]) == 0
 
 
 def test_train_refuses_a_directory_with_files(capsys, tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from a2c.compute.compute import Compute, cuda_device
+from a2c.compute.compute import Compute, cuda_device, resolve_precision
 from a2c.compute.ranks import Place, Ranks
 from a2c.config.config import Config
 from a2c.networks import make_network
@@ -172,6 +172,19 @@ def test_every_compute_thread_and_the_caller_s_use_the_device_of_the_run(monkeyp
 def test_more_threads_than_pay_for_their_shards_do_not_learn(threads, size, shards):
     with closing(Compute(Config(threads=threads))) as compute:
         assert compute.shards(size) == shards
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_precision_is_bfloat16_where_the_hardware_multiplies_it(device, native, monkeypatch):
+    def is_bf16_supported(including_emulation=True):
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": native, "avx512_vnni": True})
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    assert resolve_precision("auto", torch.device(device)) is (torch.bfloat16 if native else torch.float32)
+    for precision in ("float32", "bfloat16"):
+        assert resolve_precision(precision, torch.device(device)) is getattr(torch, precision)
 
 
 def test_only_a_single_rank_on_a_gpu_replays(monkeypatch):

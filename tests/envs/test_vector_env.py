@@ -60,8 +60,8 @@ def play_by_hand(config, actions):
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def breakout(request):
-    """290 random steps: row 0 is truncated after 165, row 1 is terminated after 137 and 140 more."""
-    with playing(BREAKOUT, backend=request.param, max_episode_frames=660) as envs:
+    """290 random steps: row 0 is truncated after 165 (of 662 frames), row 1 is terminated after 137 and 140 more."""
+    with playing(BREAKOUT, backend=request.param, max_episode_frames=662) as envs:
         yield play(envs, random_actions(290, 2, 4, seed=1))
 
 

@@ -180,7 +180,7 @@ def test_own_network_learns_resumes_and_plays(tmp_path, network, algorithm):
     assert a2c.Trainer.resume(tmp_path / "run", network=network).run().finished
     agent = a2c.load(tmp_path / "run", network=network)
     obs, _ = agent.make_env().reset(seed=0)
-    assert type(agent.policy.net) is network and agent.act(obs) in (0, 1)
+    assert type(agent.policy.net) is network and not agent.policy.net.training and agent.act(obs) in (0, 1)
     assert a2c.evaluate(tmp_path / "run", 2, network=network).shape == (2,)
 
 

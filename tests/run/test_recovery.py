@@ -118,13 +118,14 @@ def test_recovery_resets_its_count_after_progress(tmp_path, monkeypatch):
     assert run.run().exit_code == 0 and len(killed) == 2
 
 
-def test_recovery_ends_where_workers_cannot_start(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [WorkerError, ValueError])  # ValueError: the limit of open files, for example
+def test_recovery_ends_where_workers_cannot_start(error, tmp_path, monkeypatch):
     run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "2", "--run-dir", str(tmp_path / "run")]))
     training_step, starts = run.algorithm.training_step, []
 
     def refuse(new_run):
         starts.append(1)
-        raise WorkerError("the process of an environment died")
+        raise error("the process of an environment died")
 
     def kill_and_step():
         monkeypatch.setattr(run.algorithm, "start", refuse)

@@ -15,12 +15,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from runs import started, untimed_rows
+from runs import opened, started, untimed_rows
 from toys import play, same, wait_for
 
 from a2c.cli.flags import parse_config
 from a2c.config.config import Config
 from a2c.envs.atari import AtariGame
+from a2c.envs.make import run_seeds
 from a2c.envs.single import find_spec, make_env
 from a2c.envs.snapshot import SnapshotWrapper
 from a2c.run.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
@@ -101,6 +102,34 @@ def test_trainer_resumed_with_another_sliding_batch_continues_its_episodes(until
     assert state["env_steps"] == 128 and (state["algorithm"]["windows"] is not None) == (now > 0)
 
 
+def test_trainer_resumed_with_other_threads_starts_new_episodes(tmp_path, capsys):
+    flags = ["--preset", "cartpole", "--num-envs", "16", "--threads", "2"]
+    before = run(tmp_path / "run", flags, [512])
+    resume = ["--resume", str(tmp_path / "run"), "--threads", "1", "--stop-after", "1024", "--no-progress"]
+    assert Trainer(parse_config(resume)).run().exit_code == 0
+    assert "resumed at 512 env_steps; every environment starts a new episode" in capsys.readouterr().out
+    after = load_checkpoint(tmp_path / "run" / "latest.pt")
+    assert [len(state["algorithm"]["policies"]) for state in (before, after)] == [2, 1]
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
+def test_trainer_resumed_has_seeds_of_its_own(algorithm, tmp_path, monkeypatch):
+    flags = ["--preset", "cartpole", "--algorithm", algorithm, "--workers", "1" if algorithm != "a2c" else "0"]
+    begun = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
+    seen = []
+
+    def spy(config, env_steps=0):
+        seen.append(env_steps)
+        return run_seeds(config, env_steps)
+
+    for module in ("a2c", "worker_tasks"):
+        monkeypatch.setattr(f"a2c.algorithms.{module}.run_seeds", spy)
+    begun.learner.set_counts(1000, 0, 0)
+    begun.algorithm.start(new_run=False)
+    begun.algorithm.close()
+    assert seen == [1000]
+
+
 def test_trainer_resumes_native_environments_with_new_episodes(tmp_path, capsys):
     flags = ["--preset", "pong-fast", "--num-envs", "4", *SHORT]
     state = run(tmp_path / "run", flags, [80, 160])
@@ -161,8 +190,11 @@ def test_trainer_starts_new_episodes_where_the_old_ones_are_not_restored_exactly
     run(tmp_path / "run", flags, [40])
     set_state = AtariGame.set_state
     monkeypatch.setattr(AtariGame, "set_state", lambda self, state: set_state(self, state) and False)
-    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run().exit_code == 0
-    assert "resumed at 40 env_steps; every environment starts a new episode" in capsys.readouterr().out
+    resumed = opened(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80", "--no-progress"]))
+    collector = resumed.algorithm.collector
+    assert not resumed.episodes_continue and not collector.groups[0].lengths.any()
+    assert not collector.next_obs[:, :-1].any() and collector.next_obs[:, -1].any()  # a stack of one frame
+    resumed.close()
 
 
 def test_snapshot_is_not_exact_where_the_emulator_ignores_it(monkeypatch):

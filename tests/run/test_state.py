@@ -73,6 +73,19 @@ def test_run_state_saves_the_best_policy_once_100_episodes_are_finished(trainer,
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["saved_best"] == 5.44
 
 
+def test_run_state_load_restores_the_score_of_the_best_policy(trainer, tmp_path):
+    trainer.scores.add([300.0] * 100)
+    trainer.state.capture()
+    assert trainer.state.save(trainer.outputs)
+    trainer.close()
+    resumed = opened(tiny(None, resume=tmp_path / "run", num_minibatches=1))
+    resumed.scores.add([50.0] * 100)
+    resumed.state.capture()
+    assert resumed.state.saved_best == 300.0 and resumed.state.save(resumed.outputs)
+    resumed.close()
+    assert load_checkpoint(tmp_path / "run" / "best.pt")["scores"]["last"] == [300.0] * 100
+
+
 def test_run_state_load_refuses_damaged_content_in_one_line(trainer, tmp_path):
     trainer.state.save(trainer.outputs)
     checkpoint = load_checkpoint(tmp_path / "run" / "latest.pt")

@@ -16,10 +16,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from toys import vector
 
 from a2c import Config, Trainer
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
+from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError
@@ -71,6 +73,18 @@ class Fragile(gym.Env):
     def close(self):
         if getattr(self, "stepping", False):
             Fragile.FAILS = "closed while stepping"  # which may crash an emulator
+
+
+class Paying(Fragile):
+    """Pays the number of each action."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(2, 0.5, np.float32), float(action), self.steps == self.length, False, {}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -365,6 +379,35 @@ def test_the_best_checkpoint_is_played_unless_another_is_named(good, tmp_path, c
     assert load(run_dir).act(np.zeros(2, np.float32)) in (0, 1)
     assert cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
     assert f"{run_dir / 'best.pt'}, after 10 decisions" in capsys.readouterr().out
+
+
+def prefer_second_action(state):
+    weight, bias = [tensor for name, tensor in state["network"].items() if name.startswith("policy")][-2:]
+    weight.zero_()
+    bias.copy_(torch.tensor([0.0, 1.0]))
+
+
+def test_evaluate_plays_as_many_episodes_in_every_environment_greedily_or_not(good, tmp_path, monkeypatch):
+    run_dir, lengths = changed(good, tmp_path, prefer_second_action), [1] * 5 + [9] * 5
+    monkeypatch.setattr("a2c.tools.evaluate.make_envs", lambda config: vector(*map(Paying, lengths)))
+    greedy, sampled = (play(run_dir, 12, greedy=greedy).episodes for greedy in (True, False))
+    for episodes in (greedy, sampled):  # short ones have no advantage
+        assert np.bincount([episode.env for episode in episodes]).tolist() == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert all(episode.score == episode.length for episode in greedy)
+    assert 0 < sum(episode.score for episode in sampled) < sum(episode.length for episode in sampled)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_evaluate_acts_in_the_precision_of_the_run(precision, good, tmp_path, monkeypatch):
+    run_dir, seen = changed(good, tmp_path, configure(precision=precision)), []
+
+    def spy(groups, net, *rest):
+        seen.append(next(net.parameters()).dtype)
+        return Collector(groups, net, *rest)
+
+    monkeypatch.setattr("a2c.tools.evaluate.Collector", spy)
+    evaluate(run_dir, 1)
+    assert seen == [getattr(torch, precision)]
 
 
 def test_evaluate_says_that_there_is_no_gpu(good, capsys, monkeypatch):
