@@ -31,7 +31,6 @@ LSTM = ["--preset", "lstm", "--backend", "sync", "--num-envs", "4", "--max-episo
 LSTM += ["2", "--rollout-steps", "6"]
 RUNS = {
     "pong": PONG,
-    "pong, one group": FEW,
     "pong windows": [*PONG, "--no-shuffle"],
     "pong lstm": LSTM,
     "cartpole": ["--preset", "cartpole", "--shuffle"],

@@ -199,9 +199,11 @@ def test_send_tells_what_fails():
     assert len(told) == 2 and all(text.startswith("wandb: this run is not logged any more (") for text in told)
 
 
-@pytest.mark.skipif(installed, reason="wandb is installed")
-def test_without_the_package_the_process_says_so(tmp_path):
-    run = WandbRun(tmp_path, Config())
+def test_without_the_package_the_process_says_so(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    run = WandbRun(tmp_path / "run", Config())
     wait_for(lambda: run._process.poll() is not None)
     assert "No module named 'wandb'" in run.messages()[0]
 

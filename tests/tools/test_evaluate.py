@@ -214,8 +214,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("command", ["evaluate", "record"])
-@pytest.mark.parametrize("case", BAD)
+BOTH = ("observations of another size", "NaN in a weight", "images")  # the rest is the same code for `record`
+
+
+@pytest.mark.parametrize(
+    ("command", "case"), [*(("evaluate", case) for case in BAD), *(("record", case) for case in BOTH)]
+)
 def test_evaluate_and_record_refuse_a_bad_checkpoint_in_one_line(command, case, good, tmp_path, capsys):
     change, part = BAD[case]
     code, error = refused([command, changed(good, tmp_path, change)], capsys)

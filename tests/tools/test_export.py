@@ -93,6 +93,7 @@ def test_export_command_writes_the_policy_of_any_checkpoint(run, tmp_path, capsy
     assert "run/mine.pt" in refused(["evaluate", run, "--checkpoint", "mine.pt"], capsys)
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_a_policy_file_is_not_resumed_and_stays(run, published, capsys):
     shutil.copy(run / "config.json", published)
     before = (published / "latest.pt").read_bytes()
@@ -101,6 +102,7 @@ def test_a_policy_file_is_not_resumed_and_stays(run, published, capsys):
     assert (published / "latest.pt").read_bytes() == before
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 @pytest.mark.parametrize("keep", [0, 100, 0.5, -1])
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 def test_a_truncated_policy_file_is_refused_in_one_line(command, keep, published, capsys):
@@ -109,6 +111,7 @@ def test_a_truncated_policy_file_is_refused_in_one_line(command, keep, published
     assert "damaged or not a checkpoint" in refused([command, published], capsys)
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
@@ -131,6 +134,7 @@ def test_export_command_refuses_in_one_line_and_writes_nothing(args, parts, run,
     assert (tmp_path / "taken.pt").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_export_command_refuses_parameters_that_float16_cannot_hold(run, tmp_path, capsys):
     state = torch.load(run / "latest.pt", weights_only=True)
     state["network"]["policy.weight"][0, 0] = 1e6
@@ -140,6 +144,7 @@ def test_export_command_refuses_parameters_that_float16_cannot_hold(run, tmp_pat
     assert "half must be off for this policy" in error and not out.exists()
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_export_raises_on_a_disk_that_refuses(run, tmp_path, capsys, monkeypatch):
     def full(path, state, half):
         raise OSError(28, "No space left on device")

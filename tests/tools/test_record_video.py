@@ -88,6 +88,7 @@ def read_mp4(path):
         return np.stack(pictures), stream.average_rate, (stream.codec_context.name, stream.pix_fmt)
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_mp4_is_what_browsers_play_with_a_picture_per_decision(run, tmp_path, capsys):
     pytest.importorskip("av")
     out = tmp_path / "episode.mp4"
@@ -100,6 +101,7 @@ def test_mp4_is_what_browsers_play_with_a_picture_per_decision(run, tmp_path, ca
     assert (content := out.read_bytes()).find(b"moov") < content.find(b"mdat")  # it plays while it loads
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_without_the_extra_mp4_is_refused_in_one_line_before_anything_is_played(run, capsys, monkeypatch):
     monkeypatch.setattr(video_writers, "find_spec", lambda name: None)
     assert cli.main(["record", str(run), "--out", "episode.mp4"]) == 2
@@ -154,6 +156,7 @@ def test_webp_keeps_every_colour_and_copies_pictures_that_change_in_place(colour
             assert np.array_equal(np.asarray(video.convert("RGB")), exact)
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_record_video_keeps_the_old_file_when_it_fails(run, tmp_path, monkeypatch):
     out = tmp_path / "episode.gif"
     out.write_bytes(b"old")
@@ -235,6 +238,7 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
         assert pictures.shape == (8, 30, 500, 3) and fps == 10
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_record_command_stops_an_episode_at_its_longest_and_prints_that(run, tmp_path, capsys):
     assert RecordVideo.max_length == recording.LONGEST
     whole, cut = tmp_path / "whole.webp", tmp_path / "cut.webp"
@@ -245,6 +249,7 @@ def test_record_command_stops_an_episode_at_its_longest_and_prints_that(run, tmp
     assert np.array_equal(pictures_of(cut), pictures_of(whole)[:5])
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
@@ -317,6 +322,7 @@ def test_episodes_follow_each_other_and_each_is_the_one_that_its_seed_gives_alon
     assert "2 episodes of" in (line := capsys.readouterr().out) and "120 decisions" in line
 
 
+@pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
 def test_best_of_records_the_episode_with_the_highest_score(run, tmp_path, capsys, monkeypatch):
     played, renders = [], []
     render = recording.RenderedEpisode._render
