@@ -88,7 +88,7 @@ def record_video(
         if best_of > 1:
             seeds = [recorder.best(seeds)]
         width = WIDTHS[out.suffix] if overlay else 0
-        pictures = stack.enter_context(closing(recorder.film(seeds, width)))
+        pictures = stack.enter_context(closing(recorder.pictures(seeds, width)))
         _write(out, pictures, fps)
     return recorder.episodes[-len(seeds) :]
 
@@ -153,7 +153,7 @@ class Recorder:
                     pass
         return max(self.episodes, key=lambda episode: episode.score).seed
 
-    def film(self, seeds: Iterable[int], width: int = 0) -> Generator[np.ndarray]:
+    def pictures(self, seeds: Iterable[int], width: int = 0) -> Generator[np.ndarray]:
         """Pictures `[H, W, 3]` of the episodes of `seeds`: one of each start and one per decision.
 
         `width`: with the overlay, beside pictures that are enlarged to this many pixels; 0: as they are.

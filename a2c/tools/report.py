@@ -13,7 +13,7 @@ from a2c.tools.report_data import check_run, read_report
 
 PAGE = Path(__file__).parent / "page"  # template, style and script
 LIMIT = 8_000_000  # bytes of a page; of these, plotly takes 4.8 million
-FILM_LIMIT = 1_800_000  # bytes of a film; in a page it takes 4 for 3
+VIDEO_LIMIT = 1_800_000  # bytes of a video; in a page it takes 4 for 3
 CHARTS = (  # id in the page, title, how to read it; one without a value is not shown
     (
         "evaluations",
@@ -39,15 +39,15 @@ CHARTS = (  # id in the page, title, how to read it; one without a value is not 
     ),
     ("shares", "Where the time goes", "Shares of wall time; the rest is logging and waiting."),
 )
-FILMS = {  # name of a file in the run directory: its type, and where in it stands which mark
+VIDEOS = {  # name of a file in the run directory: its type, and where in it stands which mark
     **{f"{name}.webp": ("image/webp", 8, b"WEBP") for name in ("film", "episode")},
     **{f"{name}.gif": ("image/gif", 0, b"GIF8") for name in ("film", "episode")},
     **{f"{name}.mp4": ("video/mp4", 4, b"ftyp") for name in ("film", "episode")},
 }
 
 
-class Film(NamedTuple):
-    """A film in a run directory; `source` is a data URI, empty where the film is too large."""
+class Video(NamedTuple):
+    """A video in a run directory; `source` is a data URI, empty where the video is too large."""
 
     name: str
     kind: str
@@ -87,7 +87,7 @@ def make_page(run_dir: Path, data: dict[str, Any], every: float = 0) -> bytes:
         **{"charts": CHARTS, "policy": policy(nonce, live=every > 0), "plotly": Markup(get_plotlyjs())},
         **{"style": Markup((PAGE / "report.css").read_text()), "script": Markup((PAGE / "report.js").read_text())},
     }
-    return template.render(values, film=find_film(run_dir)).encode("utf-8", "replace")
+    return template.render(values, video=find_video(run_dir)).encode("utf-8", "replace")
 
 
 def policy(nonce: str, live: bool) -> str:
@@ -96,20 +96,20 @@ def policy(nonce: str, live: bool) -> str:
     return rules + "media-src data:; base-uri 'none'; form-action 'none'" + "; connect-src 'self'" * live
 
 
-def find_film(run_dir: Path) -> Film | None:
-    """The first of `FILMS` that is in the run directory, embedded where it has at most `FILM_LIMIT` bytes.
+def find_video(run_dir: Path) -> Video | None:
+    """The first of `VIDEOS` that is in the run directory, embedded where it has at most `VIDEO_LIMIT` bytes.
 
-    Links, and files that are no film, do not count: a run directory from somebody else must not put other files of
+    Links, and files that are no video, do not count: a run directory from somebody else must not put other files of
     this machine into a page.
     """
-    for name, (kind, place, mark) in FILMS.items():
+    for name, (kind, place, mark) in VIDEOS.items():
         path = run_dir / name
         if path.is_symlink() or not path.is_file():
             continue
         with open(path, "rb", opener=open_regular) as file:
-            content = file.read(FILM_LIMIT)
+            content = file.read(VIDEO_LIMIT)
             more = file.read(1)
         if content[place : place + len(mark)] == mark:
             text = "" if more else f"data:{kind};base64,{base64.b64encode(content).decode()}"
-            return Film(name, kind, f"{path.stat().st_size / 1e6:.1f}", text)
+            return Video(name, kind, f"{path.stat().st_size / 1e6:.1f}", text)
     return None

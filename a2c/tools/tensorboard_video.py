@@ -9,7 +9,7 @@ from PIL import Image
 from a2c.metrics.logger import EventFile
 from a2c.tools.load import load_policy
 
-FOLDER = Path("tensorboard", "film")  # apart from the run's own files: TensorBoard follows the newest in a directory
+FOLDER = Path("tensorboard", "video")  # apart from the run's own files: TensorBoard follows the newest in a directory
 
 
 def check_gif(out: Path) -> None:
@@ -30,6 +30,6 @@ def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
     with Image.open(gif) as picture:
         size = picture.height, picture.width
     events = EventFile(folder, None)
-    events.image("film", gif.read_bytes(), size, state["env_steps"])
+    events.image("video", gif.read_bytes(), size, state["env_steps"])
     events.close()
     return folder

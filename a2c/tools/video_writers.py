@@ -52,11 +52,11 @@ def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
     first = next(pictures)
     settings: dict[str, Any] = {"height": first.shape[0], "width": first.shape[1], "pix_fmt": "yuv420p"}
     try:
-        with av.open(str(path), "w", options={"movflags": "faststart"}) as film:
-            stream = film.add_stream("libx264", Fraction(fps).limit_denominator(1000), H264, **settings)
+        with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+            stream = container.add_stream("libx264", Fraction(fps).limit_denominator(1000), H264, **settings)
             for picture in itertools.chain([first], pictures):
-                film.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            film.mux(stream.encode(None))
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode(None))
     except av.FFmpegError as error:
         raise OSError(f"the video is not complete: {error}") from error
 

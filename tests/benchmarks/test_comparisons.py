@@ -138,7 +138,7 @@ def test_keep_copies_tables_and_picture_and_of_a_run_what_tables_are_made_of(tmp
     assert tables.learning(tmp_path / "kept/out") == tables.learning(out)
 
 
-def test_keep_copies_the_published_policy_of_a_game_with_its_evaluation_and_film(tmp_path):
+def test_keep_copies_the_published_policy_of_a_game_with_its_evaluation_and_video(tmp_path):
     out, names = write_comparison(tmp_path / "out", {"atari": [19.0]}), ("latest.pt", "evaluation.json", "film.webp")
     for name in names:
         (out / name).write_text(name)

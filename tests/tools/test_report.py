@@ -13,7 +13,7 @@ from written_run import make_run
 from a2c.cli import commands as cli
 from a2c.tools import report as reporting
 from a2c.tools.model_card import model_card
-from a2c.tools.report import LIMIT, find_film, write_report
+from a2c.tools.report import LIMIT, find_video, write_report
 from a2c.tools.report_data import POINTS, check_run, read_report
 
 pytest.importorskip("plotly", reason="the extra `report` is not installed")
@@ -105,21 +105,21 @@ def test_a_long_run_is_thinned_out_and_its_page_is_below_the_limit(tmp_path):
         ("episode.gif", GIF, '<img alt="The policy plays an episode" src="data:image/gif;base64,R0lG'),
         ("film.webp", b"RIFF\x10\x00\x00\x00WEBPVP8 ", 'src="data:image/webp;base64,UklG'),
         ("episode.mp4", b"\x00\x00\x00\x18ftypmp42", '<video controls loop muted playsinline src="data:video/mp4'),
-        ("episode.gif", b"no film at all", None),
+        ("episode.gif", b"no video at all", None),
         ("other.gif", GIF, None),
     ],
 )
-def test_a_film_in_the_directory_is_embedded(name, content, shown, tmp_path):
+def test_a_video_in_the_directory_is_embedded(name, content, shown, tmp_path):
     run_dir = make_run(tmp_path / "run")
     (run_dir / name).write_bytes(content)
     text = text_of(run_dir, tmp_path)
     assert ("An episode</h2>" in text) == (shown is not None) and (shown or "") in text
 
 
-def test_a_link_is_no_film(tmp_path):
+def test_a_link_is_no_video(tmp_path):
     (tmp_path / "secret.gif").write_bytes(GIF)
     (make_run(tmp_path / "run") / "episode.gif").symlink_to(tmp_path / "secret.gif")
-    assert find_film(tmp_path / "run") is None
+    assert find_video(tmp_path / "run") is None
 
 
 class Elements(HTMLParser):

@@ -1,4 +1,4 @@
-"""Settings and films as TensorBoard reads them."""
+"""Settings and videos as TensorBoard reads them."""
 
 import io
 from importlib.util import find_spec as find_module
@@ -22,7 +22,7 @@ def run_dir(tmp_path_factory):
 
 
 @needs_tensorboard
-def test_tensorboard_reads_settings_scalars_and_film(run_dir):
+def test_tensorboard_reads_settings_scalars_and_video(run_dir):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(run_dir / "tensorboard"))
@@ -32,23 +32,23 @@ def test_tensorboard_reads_settings_scalars_and_film(run_dir):
     lines = table.tensor_proto.string_val[0].decode().splitlines()
     assert lines[:2] == ["| setting | value | default |", "| --- | --- | --- |"]
     assert "| gamma | 0.5 | 0.99 |" in lines[2:12]  # those that are not the default come first
-    film = EventAccumulator(str(run_dir / "tensorboard" / "film"))
-    film.Reload()
-    (image,) = film.Images("film")
+    video = EventAccumulator(str(run_dir / "tensorboard" / "video"))
+    video.Reload()
+    (image,) = video.Images("video")
     picture = Image.open(io.BytesIO(image.encoded_image_string))
     assert (picture.format, picture.size, image.step) == ("GIF", (image.width, image.height), 80)
     assert picture.n_frames > 5
     assert image.encoded_image_string == (run_dir / "episode.gif").read_bytes()
 
 
-def test_a_film_for_tensorboard_is_a_gif(run_dir, tmp_path, capsys):
+def test_a_video_for_tensorboard_is_a_gif(run_dir, tmp_path, capsys):
     assert cli.main(["record", str(run_dir), "--tensorboard", "--out", str(tmp_path / "film.mp4")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: out must end in .gif with tensorboard, got ") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_film_is_written_through_a_link(run_dir, tmp_path, capsys):
+def test_no_video_is_written_through_a_link(run_dir, tmp_path, capsys):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "latest.pt").write_bytes((run_dir / "latest.pt").read_bytes())
     (tmp_path / "tensorboard").symlink_to(tmp_path / "elsewhere")
