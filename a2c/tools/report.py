@@ -12,7 +12,6 @@ from a2c.metrics.files import check_out, open_regular, write_atomically
 from a2c.tools.report_data import check_run, read_report
 
 PAGE = Path(__file__).parent / "page"  # template, style and script
-LIMIT = 8_000_000  # bytes of a page; of these, plotly takes 4.8 million
 VIDEO_LIMIT = 1_800_000  # bytes of a video; in a page it takes 4 for 3
 CHARTS = (  # id in the page, title, how to read it; one without a value is not shown
     (
