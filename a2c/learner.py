@@ -20,15 +20,7 @@ from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.policy import check_network, exploration_noise
 from a2c.rollout import Rollout, split_edges
-from a2c.update import (
-    Minibatch,
-    Terms,
-    check_steps,
-    clipped_step,
-    compute_gradients,
-    describe_update,
-    sum_gradients,
-)
+from a2c.update import Minibatch, Terms, check_steps, clipped_step, compute_gradients, describe_update, sum_gradients
 
 StepFunction = Callable[[Minibatch, int, bool, float], tuple[Terms, Tensor]]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
@@ -45,8 +37,9 @@ class Shared(NamedTuple):
 class Learner:
     """Turns rollouts into a better policy.
 
-    `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, acts and learns. `env_steps`,
-    `updates` and `rewarded` (decisions with a reward, with exploration noise only) count what was learned from.
+    `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, acts and learns. `env_steps` and
+    `updates` count what was learned from. With exploration noise, `net_rewards` is the number of positive rewards less
+    that of negative ones, and `peak_rewards` the furthest that it has been from 0.
     """
 
     def __init__(
@@ -79,7 +72,7 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.env_steps = self.updates = self.rewarded = 0
+        self.env_steps = self.updates = self.net_rewards = self.peak_rewards = 0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before the clip
@@ -103,7 +96,7 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        noise = exploration_noise(self.config, self.rewarded)  # of the policy that acted
+        noise = exploration_noise(self.config, self.peak_rewards)  # of the policy that acted
         done: list[tuple[Terms, Tensor]] = []
         lags: list[float] = []
         if minibatches is None:
@@ -124,7 +117,8 @@ class Learner:
             self.sync()
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
-            self.rewarded += int(self.compute.ranks.sum(rollout.rewards.count_nonzero()))
+            self.net_rewards += int(self.compute.ranks.sum(rollout.rewards.sign().sum()))
+            self.peak_rewards = max(self.peak_rewards, abs(self.net_rewards))
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -185,19 +179,21 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, rewarded: int) -> None:
+    def set_counts(self, env_steps: int, updates: int, net_rewards: int = 0, peak_rewards: int = 0) -> None:
         """Set the counts to those of all learners of the run together."""
-        self.env_steps, self.updates, self.rewarded = env_steps, updates, rewarded
+        self.env_steps, self.updates = env_steps, updates
+        self.net_rewards, self.peak_rewards = net_rewards, peak_rewards
 
-    def add_remote(self, env_steps: int, updates: int, rewarded: int, metrics: dict[str, float]) -> None:
+    def add_remote(self, env_steps: int, updates: int, net_rewards: int, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
-        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.rewarded + rewarded)
+        net = self.net_rewards + net_rewards
+        self.set_counts(self.env_steps + env_steps, self.updates + updates, net, max(self.peak_rewards, abs(net)))
         self.last_metrics = metrics or self.last_metrics
 
     def metrics(self) -> dict[str, float]:
         """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
         counts = {"env_steps": self.env_steps, "updates": self.updates}
-        noise = exploration_noise(self.config, self.rewarded)
+        noise = exploration_noise(self.config, self.peak_rewards)
         schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
         return {**counts, **schedules, **self.update_metrics()}
 
@@ -215,7 +211,8 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "rewards": self.rewarded,
+            "net_rewards": self.net_rewards,
+            "peak_rewards": self.peak_rewards,
             "metrics": self.update_metrics(),
         }
 
@@ -224,8 +221,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        rewarded = state.get("rewards", 0)  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), int(rewarded))
+        net, peak = (state.get(name, 0) for name in ("net_rewards", "peak_rewards"))  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), int(net), int(peak))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

@@ -126,9 +126,9 @@ class Policy:
         self.rnn_state = saved.to(self.rnn_state.device)
 
 
-def exploration_noise(config: Config, rewarded: int) -> float:
-    """The scale of `Policy.perturb` after `rewarded` decisions with a reward: linear to 0 at `exploration_rewards`."""
-    return config.exploration_noise * max(0.0, 1.0 - rewarded / config.exploration_rewards)
+def exploration_noise(config: Config, peak_rewards: int) -> float:
+    """The scale of `Policy.perturb`: linear to 0 as `peak_rewards` (see `Learner`) rises to `exploration_rewards`."""
+    return config.exploration_noise * max(0.0, 1.0 - peak_rewards / config.exploration_rewards)
 
 
 def check_finite(log_probs: Tensor) -> None:

@@ -299,29 +299,31 @@ def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_
         taken = log_probs.gather(1, rollout.actions.flatten()[:, None]).squeeze(1)
         weighed = noise > 0 and rewards < 1000
         ratio = (taken - rollout.log_probs.flatten()).exp().clamp(max=1.0).mean() if weighed else 1.0
-        learner.set_counts(0, 0, rewards)
+        learner.set_counts(0, 0, peak_rewards=rewards)
         learner.learn(rollout)
     assert learner.metrics()["ratio"] == pytest.approx(float(ratio))
     assert float(ratio) < 0.95 or not weighed
 
 
-def test_learn_counts_decisions_with_a_reward_once_and_the_noise_falls_with_them():
+def test_exploration_noise_falls_with_the_furthest_sum_of_the_signs_of_rewards():
     config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, epochs=2)
-    config = replace(config, exploration_noise=2.0, exploration_rewards=6)
-    rollout = random_rollout(envs=10)
-    rollout.rewards.zero_()
-    rollout.rewards[[0, 1, 3], [4, 4, 9]] = torch.tensor([1.0, -0.5, 100.0])
+    config = replace(config, exploration_noise=2.0, exploration_rewards=4)
+    rollout, seen = random_rollout(envs=10), []
     with closing(Compute(config)) as compute:
         learner, resumed = (Learner(config, spaces((4,), 3), compute) for _ in range(2))
-        learner.learn(rollout)
-        resumed.load_state_dict(learner.state_dict())
-        assert learner.rewarded == resumed.rewarded == 3
-        assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"] == 1.0
-        learner.learn(rollout)
-        assert learner.rewarded == 6 and learner.metrics()["exploration_noise"] == 0.0
-        old = {name: value for name, value in learner.state_dict().items() if name != "rewards"}
+        # A point that is lost again is none; what has been reached counts on; penalties count, too.
+        for rewards in ([1.0, -0.5], [1.0, 100.0], [-1.0, -0.1], [-0.1, -7.0], [0.1, -0.1], [-3.0, -3.0]):
+            rollout.rewards.zero_()
+            rollout.rewards[[0, 3], [4, 9]] = torch.tensor(rewards)
+            learner.learn(rollout)
+            resumed.load_state_dict(learner.state_dict())
+            assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"]
+            seen.append((resumed.net_rewards, resumed.peak_rewards, learner.metrics()["exploration_noise"]))
+        later = ("net_rewards", "peak_rewards")
+        old = {name: value for name, value in learner.state_dict().items() if name not in later}
         resumed.load_state_dict(old)
-    assert resumed.rewarded == 0 and resumed.env_steps == learner.env_steps
+    assert seen == [(0, 0, 2.0), (2, 2, 1.0), (0, 2, 1.0), (-2, 2, 1.0), (-2, 2, 1.0), (-4, 4, 0.0)]
+    assert resumed.net_rewards == resumed.peak_rewards == 0 and resumed.env_steps == learner.env_steps
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
