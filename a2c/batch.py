@@ -42,10 +42,6 @@ class Transitions:
         size = -(-len(self.items) // parts)
         return [Transitions(self.items[i : i + size]) for i in range(0, len(self.items), size)]
 
-    def policy_lag(self, updates: int) -> float:
-        """0: their windows run on across updates, so no single policy acted in them."""
-        return 0.0
-
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass and n-step returns; `reward` is a sum that was clipped already, and `gae_lambda` is 1."""
         device = next(net.parameters()).device

@@ -98,13 +98,13 @@ class Learner:
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
         noise = exploration_noise(self.config, self.peak_rewards)  # of the policy that acted
         done: list[tuple[Terms, Tensor]] = []
-        lags: list[float] = []
+        version, lags = float(rollout.policy_version.mean()), []
         if minibatches is None:
             dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches)
         else:
             dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
         for minibatch, size in dealt:
-            lags.append((minibatch if len(minibatch) else rollout).policy_lag(self.updates))  # a rank may have none
+            lags.append(self.updates - version)
             off_policy = lags[-1] > 0 or noise > 0
             done.append(self.step(minibatch, size, off_policy, self.entropy_coef))
             self.updates = count() if count else self.updates + 1

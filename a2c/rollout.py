@@ -41,17 +41,12 @@ class Decisions:
     actions: Tensor  # [B] int64
     returns: Tensor  # [B] float32
     log_probs: Tensor  # [B] float32, of the policy that acted
-    policy_version: float  # updates of that policy, mean over its rollout
 
     def split(self, parts: int) -> list[Decisions]:
         """At most `parts` minibatches of almost equal size; views, no copies."""
         tensors = self.obs, self.actions, self.returns, self.log_probs
         pieces = zip(*(tensor.tensor_split(min(parts, len(self))) for tensor in tensors), strict=True)
-        return [Decisions(o, a, r, p, self.policy_version) for o, a, r, p in pieces]
-
-    def policy_lag(self, updates: int) -> float:
-        """Updates since the policy acted, where the network has seen `updates` by now."""
-        return updates - self.policy_version
+        return [Decisions(*piece) for piece in pieces]
 
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass; discount, lambda and clip are in the returns already."""
@@ -129,11 +124,9 @@ class Rollout:
         """
         returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
         tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten()
-        version = float(self.policy_version.mean())
         for index in indices:
             # obs[index] would copy number by number, and take 20 times as long.
-            obs, actions, targets, log_probs = (tensor.index_select(0, index) for tensor in tensors)
-            yield Decisions(obs, actions, targets, log_probs, version)
+            yield Decisions(*(tensor.index_select(0, index) for tensor in tensors))
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""
@@ -168,10 +161,6 @@ class Rollout:
         moved = {f.name: to_device(getattr(self, f.name), device) for f in fields(Rollout) if not f.metadata["on_host"]}
         return replace(self, **moved)
 
-    def policy_lag(self, updates: int) -> float:
-        """Updates since the policy acted, where the network has seen `updates` by now."""
-        return updates - float(self.policy_version.mean())
-
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass on `[T, N]`, then the returns by its values, then one flatten.
 
@@ -185,12 +174,12 @@ class Rollout:
 
     def valued_by(self, net: nn.Module, parts: int, map_: Callable[..., Iterable[Tensor]]) -> Rollout:
         """A copy with the values of `net` as it is now; `map_` calls a function on parts, cut by environment."""
-        values = map_(lambda part: part._values_by(net), self.split(parts))
-        return replace(self, values=torch.cat([*values], dim=1))
 
-    @torch.no_grad()  # which holds for one thread: `map_` may use others
-    def _values_by(self, net: nn.Module) -> Tensor:
-        return replay(net, self.obs, self.starts, self.rnn_state)[1].float()  # [T, N]
+        @torch.no_grad()  # which holds for one thread: `map_` may use others
+        def values_of(part: Rollout) -> Tensor:
+            return replay(net, part.obs, part.starts, part.rnn_state)[1].float()  # [T, n]
+
+        return replace(self, values=torch.cat([*map_(values_of, self.split(parts))], dim=1))
 
     @torch.no_grad()
     def returns(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:

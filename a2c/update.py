@@ -25,9 +25,6 @@ class Minibatch(Protocol):
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass and returns."""
 
-    def policy_lag(self, updates: int) -> float:
-        """Updates since the policy acted, where the network has seen `updates` by now."""
-
     def __len__(self) -> int: ...
 
 
@@ -64,7 +61,22 @@ def compute_gradients(
     weights = [len(shard) / len(minibatch) for shard in shards]
 
     def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], Terms]:
-        return _shard_gradients(net, shard, weight, config, off_policy, entropy_coef)
+        """Gradients, times `weight`, and terms of a shard's mean loss; threads run this at once, so `.grad` stays."""
+        batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
+        loss = a2c_loss(
+            batch.logits,
+            batch.values,
+            batch.actions,
+            batch.returns,
+            entropy_coef=entropy_coef,
+            value_coef=config.value_coef,
+            log_eps=config.log_eps or 0.0,
+            behaviour_log_probs=batch.behaviour_log_probs,
+        )
+        gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
+        detached = loss._replace(total=loss.total.detach())
+        returns, values = batch.returns, batch.values.detach().float()
+        return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
 
     # One shard is learned here: what another thread does would not be part of a captured graph.
     results = compute.map(learn, shards, weights) if len(shards) > 1 else [learn(shards[0], weights[0])]
@@ -82,27 +94,6 @@ def _no_gradients(net: nn.Module, compute: Compute) -> tuple[Gradients, Terms]:
     zero = torch.zeros((), device=compute.device)
     loss = A2CLoss(*[zero] * len(A2CLoss._fields))
     return [(torch.zeros_like(parameter),) for parameter in net.parameters()], Terms(loss, zero, zero, zero)
-
-
-def _shard_gradients(
-    net: nn.Module, shard: Minibatch, weight: float, config: Config, off_policy: bool, entropy_coef: float | Tensor
-) -> tuple[tuple[Tensor, ...], Terms]:
-    """Gradients, times `weight`, and terms of a shard's mean loss; leaves `.grad` alone: threads run this at once."""
-    batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
-    loss = a2c_loss(
-        batch.logits,
-        batch.values,
-        batch.actions,
-        batch.returns,
-        entropy_coef=entropy_coef,
-        value_coef=config.value_coef,
-        log_eps=config.log_eps or 0.0,
-        behaviour_log_probs=batch.behaviour_log_probs,
-    )
-    gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
-    detached = loss._replace(total=loss.total.detach())
-    returns, values = batch.returns, batch.values.detach().float()
-    return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
 
 
 def sum_gradients(net: nn.Module, gradients: Gradients, terms: Terms, ranks: Ranks, share: float = 1.0) -> Terms:

@@ -12,7 +12,7 @@ from a2c.algorithms.windows import SlidingWindows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.envs.make import make_groups, run_seeds
+from a2c.envs.make import make_groups, run_seeds, sampling_seed
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
@@ -47,7 +47,7 @@ class A2C:
         own_seeds = [seeds.envs[row] for row in compute.ranks.rows(config.num_envs)]
         self.groups = make_groups(config, own_seeds, compute.env_groups, compute.threads_per_group)
         steps = 1 if config.sliding_batch else config.rollout_steps
-        seed = seeds.sampling(compute.ranks.rank * GROUPS)
+        seed = sampling_seed(seeds.sampling, compute.ranks.rank * GROUPS)
         self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
         if compute.replays:
             self.collector.capture()

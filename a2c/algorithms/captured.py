@@ -48,6 +48,6 @@ class CapturedSteps:
         self, obs: Tensor, actions: Tensor, returns: Tensor, log_probs: Tensor, off_policy: bool
     ) -> Sequence[Tensor]:
         """The step, and all its terms as one tensor: they are copied before the next replay overwrites them."""
-        minibatch = Decisions(obs, actions, returns, log_probs, policy_version=0.0)  # which no step reads
+        minibatch = Decisions(obs, actions, returns, log_probs)
         terms, norm = self.learner.take_step(minibatch, len(minibatch), off_policy, self.entropy_coef)
         return [torch.stack([*terms.loss, terms.returns, terms.squared_returns, terms.values, norm])]

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from torch import Tensor
 
 from a2c.config.config import Backend, Config
-from a2c.envs.make import make_envs, run_seeds
+from a2c.envs.make import make_envs, run_seeds, sampling_seed
 from a2c.envs.single import checked_spec
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError
@@ -73,7 +73,7 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
     for number, (own, learned) in enumerate(shares):
         mine = replace(config, backend=worker_backend(config), threads=1, workers=0, cuda=False)
         mine = replace(mine, num_envs=len(own), num_minibatches=learned)
-        tasks.append(WorkerTask(number, mine, spec, own, seeds.sampling(number)))
+        tasks.append(WorkerTask(number, mine, spec, own, sampling_seed(seeds.sampling, number)))
     return tasks
 
 

@@ -83,11 +83,7 @@ class RunSeeds(NamedTuple):
     """Every seed of a run but that of the network's parameters, which is `config.seed` itself."""
 
     envs: list[int]  # one per environment
-    first: int
-
-    def sampling(self, part: int = 0) -> int:
-        """The seed for sampling actions in group `part` of the environments, or in worker `part`."""
-        return sampling_seed(self.first, part)
+    sampling: int  # for the actions of the first group or worker; see `sampling_seed`
 
 
 def sampling_seed(first: int, part: int) -> int:

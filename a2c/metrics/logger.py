@@ -168,7 +168,7 @@ class EventFile:
         """Write a text, which TensorBoard shows as Markdown."""
         from tensorboardX.summary import text as text_summary
 
-        self._write(text_summary(tag, text), step, time.time())
+        self._write(text_summary(tag, text), step)
 
     def image(self, tag: str, content: bytes, size: tuple[int, int], step: int = 0) -> None:
         """Write an image file, such as a GIF, which moves in TensorBoard; `size` is its height and width (pixels)."""
@@ -176,10 +176,10 @@ class EventFile:
             height=size[0], width=size[1], colorspace=3, encoded_image_string=content
         )
         value = self._summaries.Summary.Value(tag=tag, image=picture)
-        self._write(self._summaries.Summary(value=[value]), step, time.time())
+        self._write(self._summaries.Summary(value=[value]), step)
 
-    def _write(self, summary: Any, step: int, seconds: float) -> None:
-        self._writer.write_event(self._events.Event(step=step, wall_time=seconds, summary=summary))
+    def _write(self, summary: Any, step: int) -> None:
+        self._writer.write_event(self._events.Event(step=step, wall_time=time.time(), summary=summary))
         self._writer.flush()
 
     def close(self) -> None:

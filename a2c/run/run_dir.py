@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -53,14 +52,14 @@ def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
     return config, run_dir
 
 
-def times_restarted(environ: Mapping[str, str] = os.environ) -> int:
+def times_restarted() -> int:
     """How often torchrun has started this process again; hosts may differ: one that only joins again counts none."""
-    return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _started_again(config: Config, again: bool, environ: Mapping[str, str] = os.environ) -> Config:
+def _started_again(config: Config, again: bool) -> Config:
     """The config that continues a run which torchrun has started again; ValueError where it could not be found then."""
-    if config.resume is not None or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+    if config.resume is not None or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         return config
     if config.run_dir is None:
         rule = "run_dir must be given with --max-restarts, so that a run that is started again finds its checkpoint"

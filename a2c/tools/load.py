@@ -35,7 +35,6 @@ def checkpoint_path(run_dir: Path, checkpoint: str | None = None) -> Path:
     directory, or the path of a file elsewhere; None: `best.pt` where there is one, else `latest.pt`. ValueError for a
     `checkpoint` beside a `run_dir` that is a file.
     """
-    run_dir = Path(run_dir)
     if run_dir.is_file():
         if checkpoint is not None:
             raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")
@@ -62,19 +61,15 @@ def load_policy(
 def load_file(path: Path, cuda: bool = False, custom: Custom = NOTHING) -> tuple[Config, nn.Module, dict[str, Any]]:
     """`load_policy` of the checkpoint `path`."""
     with closing(Compute(Config(threads=1))):  # operators on one thread
-        return _load_file(path, cuda, custom)
-
-
-def _load_file(path: Path, cuda: bool, custom: Custom) -> tuple[Config, nn.Module, dict[str, Any]]:
-    state = load_checkpoint(path)
-    try:
-        config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
-    config = replace(config, env=register_env(custom.env_fn)) if custom.env_fn else config
-    with raising_worker_error(ValueError):
-        spaces = probe_spaces(config)
-    with raising_checkpoint_error(path):
-        net = make_checked(state, config, spaces, path, custom.network)
-        net.load_state_dict(state["network"], assign=True)
-    return config, net.eval(), state
+        state = load_checkpoint(path)
+        try:
+            config = replace(Config.from_json(state["config"]), cuda=cuda, resume=None, algorithm="a2c", threads=0)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
+        config = replace(config, env=register_env(custom.env_fn)) if custom.env_fn else config
+        with raising_worker_error(ValueError):
+            spaces = probe_spaces(config)
+        with raising_checkpoint_error(path):
+            net = make_checked(state, config, spaces, path, custom.network)
+            net.load_state_dict(state["network"], assign=True)
+        return config, net.eval(), state

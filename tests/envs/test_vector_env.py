@@ -13,7 +13,7 @@ from toys import TinyNet, counting_envs
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.envs.make import make_envs, make_groups, run_seeds
+from a2c.envs.make import make_envs, make_groups, run_seeds, sampling_seed
 from a2c.envs.single import find_spec, make_env
 from a2c.processes.errors import WorkerError
 
@@ -314,8 +314,8 @@ def test_run_seeds_of_neighbouring_and_resumed_runs_share_no_environment_seed():
 
 def test_run_seeds_sample_differently_in_every_part_and_after_a_resumption():
     seeds = [run_seeds(Config(seed=3), env_steps) for env_steps in (0, 1000)]
-    assert [run.sampling() for run in seeds] == [3, 1003]
-    assert len({run.sampling(part) for run in seeds for part in range(20)}) == 40
+    assert [run.sampling for run in seeds] == [3, 1003]
+    assert len({sampling_seed(run.sampling, part) for run in seeds for part in range(20)}) == 40
 
 
 def test_a_worker_error_keeps_its_cause(monkeypatch):

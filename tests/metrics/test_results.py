@@ -14,7 +14,6 @@ from a2c.metrics.results import (
     interval_of_median,
     median,
     moving_mean,
-    quantile,
 )
 
 
@@ -29,11 +28,6 @@ def test_interval_of_a_median_holds_it_and_is_no_wider_than_the_values():
     assert 0.0 < low < 50.0 < high < 100.0
     assert interval_of_median(np.array([7.0])) == (7.0, 7.0)
     assert interval_of_median(np.array([np.inf, np.inf])) == (np.inf, np.inf)
-
-
-def test_quantile_is_one_of_the_values_and_a_missed_run_is_longer_than_any_other():
-    values = np.array([3.0, np.inf, 1.0, 2.0])
-    assert [quantile(values, share) for share in (0.25, 0.5, 0.75, 0.76)] == [1.0, 2.0, 3.0, np.inf]
 
 
 def test_median_of_an_even_number_lies_between_the_two_in_the_middle_and_a_missed_one_makes_it_infinite():
