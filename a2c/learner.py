@@ -62,7 +62,7 @@ class Learner:
                 if network:
                     check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
             self.net = net.to(compute.device)
-            compute.ranks.copy_first(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
+            compute.ranks.broadcast(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
             self.optimizer = make_optimizer(self.net, config, compute.replays)
         else:
             self.net, self.optimizer = shared.net, shared.optimizer
@@ -113,11 +113,11 @@ class Learner:
         self.last_update = done[-1] if done else self.last_update
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
         if self.config.network == "custom":  # forward passes may have changed buffers; a2c's own are equal
-            self.compute.ranks.copy_first(self.net.buffers())
+            self.compute.ranks.broadcast(self.net.buffers())
             self.sync()
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
-            self.net_rewards += int(self.compute.ranks.sum(rollout.rewards.sign().sum()))
+            self.net_rewards += int(self.compute.ranks.all_reduce(rollout.rewards.sign().sum()))
             self.peak_rewards = max(self.peak_rewards, abs(self.net_rewards))
 
     def _decisions(self, rollout: Rollout) -> int:

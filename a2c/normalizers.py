@@ -154,7 +154,7 @@ def _over_ranks(ranks: Ranks, count: int, mean: Tensor, var: Tensor) -> tuple[Te
     """Number, mean and variance of the samples of all ranks, of which this one has `count`."""
     mean = mean.double()
     sums = torch.cat([mean.new_ones(1), mean.flatten(), (var + mean.square()).flatten()]) * count
-    number, *moments = ranks.sum(sums).tensor_split([1, 1 + mean.numel()])
+    number, *moments = ranks.all_reduce(sums).tensor_split([1, 1 + mean.numel()])
     mean, square = (moment.view_as(mean) / number for moment in moments)
     return number[0].long(), mean, square - mean.square()
 

@@ -114,7 +114,7 @@ def _sum_over_ranks(net: nn.Module, terms: Terms, ranks: Ranks, share: float) ->
     """One all-reduce of everything, gradients and terms, as one vector."""
     gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
     tensors = [*gradients, *terms.loss, *terms[1:]]
-    flat = ranks.sum(torch.cat([tensor.float().flatten() for tensor in tensors]).mul_(share))
+    flat = ranks.all_reduce(torch.cat([tensor.float().flatten() for tensor in tensors]).mul_(share))
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
     sums = [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
     torch._foreach_copy_(gradients, sums[: len(gradients)])

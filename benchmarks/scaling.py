@@ -87,9 +87,9 @@ def time_all_reduce(numbers: int) -> None:
     with closing(join_ranks(Config(num_envs=1024))) as ranks:
         tensor, times = torch.zeros(numbers), []
         for _ in range(REPEATS):
-            ranks.gather(None)  # all begin at once
+            ranks.all_gather(None)  # all begin at once
             began = time.perf_counter()
-            ranks.sum(tensor)
+            ranks.all_reduce(tensor)
             times.append(time.perf_counter() - began)
         if ranks.rank == 0:
             print(1000 * statistics.median(times))

@@ -37,7 +37,7 @@ class A2C:
 
     def start(self, new_run: bool) -> None:
         """Start the environments; the first observations of a new run feed the normaliser."""
-        self.compute.ranks.all(self._start_collector)
+        self.compute.ranks.on_every_rank(self._start_collector)
         if new_run:
             self.learner.update_normalizer(self.collector.next_obs[None])
 
@@ -55,9 +55,9 @@ class A2C:
     def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the current policy, then learn from it.
 
-        Without torchrun one process learns, and `ranks.all(f)` is `[f()]`; with it, every process it starts is a rank.
+        Without torchrun one process learns, and `on_every_rank(f)` is `[f()]`; with it, every process it starts is a rank.
         """
-        stats = merge_ranks(self.compute.ranks.all(self._collect))
+        stats = merge_ranks(self.compute.ranks.on_every_rank(self._collect))
         began = time.perf_counter()
         rollout = self.collected.rollout
         self.learner.learn(rollout, self.windows.push(rollout) if self.windows else None)

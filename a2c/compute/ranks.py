@@ -42,11 +42,11 @@ class Ranks:
         numbers: np.ndarray = t[mine] * len(self.rows(num_envs)) + n[mine] // self.size
         return numbers
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """Add up `tensor` over all ranks, in place."""
         return tensor
 
-    def gather(self, item: T) -> list[T]:
+    def all_gather(self, item: T) -> list[T]:
         """What every rank has given, in order of the ranks."""
         return [item]
 
@@ -54,23 +54,23 @@ class Ranks:
         """`[..., N]` of every rank's environments, in the order of all environments."""
         return tensor
 
-    def gather_on_first(self, item: T) -> list[T]:
-        """`gather`, on rank 0, with tensors on the CPU; an empty list on the others."""
+    def gather(self, item: T) -> list[T]:
+        """`all_gather`, on rank 0, with tensors on the CPU; an empty list on the others."""
         return [item]
 
-    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give `tensors` the values that they have on rank 0."""
 
     def check_same(self, what: str) -> None:
         """ValueError where `what` differs between the ranks."""
-        if len(found := set(self.gather(what))) > 1:
+        if len(found := set(self.all_gather(what))) > 1:
             raise ValueError(f"cuda and precision must be the same on every rank, got {', '.join(sorted(found))}")
 
-    def first(self, function: Callable[[], T]) -> T:
+    def on_rank_0(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0; every rank returns its result or raises its error."""
         return function()
 
-    def all(self, function: Callable[[], T]) -> list[T]:
+    def on_every_rank(self, function: Callable[[], T]) -> list[T]:
         """Call `function`, in which no rank waits for another, on every rank; all results, in order of the ranks.
 
         Where it fails on a rank, every rank raises the error of the first of these.

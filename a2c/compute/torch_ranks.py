@@ -54,25 +54,25 @@ class TorchRanks(Ranks):
             while not self.closed.wait(HEARTBEAT):
                 self.store.add(f"beats/{self.rank}", 1)
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         with self._naming_lost_ranks():
             dist.all_reduce(tensor)
         return tensor
 
-    def gather(self, item: T) -> list[T]:
+    def all_gather(self, item: T) -> list[T]:
         items: list[Any] = [None] * self.size
         with self._naming_lost_ranks():
             dist.all_gather_object(items, item)
         return items
 
     def join_columns(self, tensor: Tensor) -> Tensor:
-        parts = [part.to(tensor.device) for part in self.gather(tensor.cpu())]
+        parts = [part.to(tensor.device) for part in self.all_gather(tensor.cpu())]
         joined = tensor.new_empty((*tensor.shape[:-1], sum(part.shape[-1] for part in parts)))
         for rank, part in enumerate(parts):
             joined[..., rank :: self.size] = part
         return joined
 
-    def gather_on_first(self, item: T) -> list[T]:
+    def gather(self, item: T) -> list[T]:
         content = io.BytesIO()
         torch.save(item, content)
         items: list[Any] = [None] * self.size if self.rank == 0 else []
@@ -80,21 +80,21 @@ class TorchRanks(Ranks):
             dist.gather_object(content.getvalue(), items or None)
         return [torch.load(io.BytesIO(one), map_location="cpu", weights_only=False) for one in items]
 
-    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         with self._naming_lost_ranks():
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def first(self, function: Callable[[], T]) -> T:
+    def on_rank_0(self, function: Callable[[], T]) -> T:
         outcome: list[Any] = [_outcome(function) if self.rank == 0 else None]
         with self._naming_lost_ranks():
             dist.broadcast_object_list(outcome)
         result: T = self._result(outcome)[0]
         return result
 
-    def all(self, function: Callable[[], T]) -> list[T]:
+    def on_every_rank(self, function: Callable[[], T]) -> list[T]:
         mine = _outcome(function)
-        outcomes: list[Any] = self.gather(mine)
+        outcomes: list[Any] = self.all_gather(mine)
         outcomes[self.rank] = mine  # its error has a traceback
         return self._result(outcomes)
 

@@ -79,7 +79,7 @@ class RunState:
             self.algorithm.start(new_run=True)
         else:
             with raising_checkpoint_error(self.path):
-                if not all(self.ranks.all(self._can_restore)):  # on every rank, or on none
+                if not all(self.ranks.on_every_rank(self._can_restore)):  # on every rank, or on none
                     self.in_memory["algorithm"] = self._without_episodes()
             self.algorithm.start(new_run=False)
             with raising_checkpoint_error(self.path):
@@ -105,7 +105,7 @@ class RunState:
 
     def _continue(self, episodes: dict[str, Any] | None) -> bool:
         """Continue `episodes`, which are used up; whether every rank can."""
-        return all(self.ranks.all(lambda: self.algorithm.load_state_dict(episodes) if episodes else False))
+        return all(self.ranks.on_every_rank(lambda: self.algorithm.load_state_dict(episodes) if episodes else False))
 
     def restart(self) -> bool:
         """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it continue."""
@@ -120,7 +120,9 @@ class RunState:
             "scores": self.scores.state_dict(),
             "seconds": self.timer.seconds,
         }
-        self.ranks.all(lambda: state.update(algorithm=self.algorithm.state_dict()))  # which may fail in a worker
+        self.ranks.on_every_rank(
+            lambda: state.update(algorithm=self.algorithm.state_dict())
+        )  # which may fail in a worker
         state = copy.deepcopy(state)
         check_finite(state["network"])  # workers of A3C may have changed it since the learner last looked
         self.in_memory = state
@@ -141,7 +143,7 @@ class RunState:
         """Write a policy file and a checkpoint when they are due, else copy the state into memory when that is due."""
         self.keep_policy(outputs)
         due = self.env_steps - self.saved_at >= self.config.checkpoint_every
-        if due and self.ranks.first(lambda: outputs.can_save):
+        if due and self.ranks.on_rank_0(lambda: outputs.can_save):
             if self.save(outputs):
                 outputs.draw_curve_when_due()
         elif self.env_steps - self.in_memory["env_steps"] >= self.distance:
@@ -154,12 +156,12 @@ class RunState:
         """
         end = time.perf_counter() + DISK_PATIENCE
         while True:
-            kept = self.ranks.first(lambda: self.keep_policy(outputs))
-            can_save = self.ranks.first(lambda: outputs.can_save)
+            kept = self.ranks.on_rank_0(lambda: self.keep_policy(outputs))
+            can_save = self.ranks.on_rank_0(lambda: outputs.can_save)
             saved = self.saved_at == self.env_steps or (can_save and self.save(outputs))
             if saved and kept:
                 return
-            if self.ranks.first(lambda: time.perf_counter() > end):
+            if self.ranks.on_rank_0(lambda: time.perf_counter() > end):
                 what = "policy file" if saved else "checkpoint"
                 raise OSError(f"the last {what} could not be written to {outputs.run_dir}")
             time.sleep(0.5)
@@ -185,7 +187,7 @@ class RunState:
     def save(self, outputs: RunOutputs) -> bool:
         """Write latest.pt, and best.pt where the policy is better than the one in it; False where the disk refuses."""
         state = self.in_memory if self.in_memory["env_steps"] == self.env_steps else self.capture()
-        parts = self.ranks.gather_on_first(state["algorithm"])
+        parts = self.ranks.gather(state["algorithm"])
         state = {**state, "algorithm": {"ranks": parts} if len(parts) > 1 else state["algorithm"]}
 
         def write() -> bool:
@@ -194,7 +196,7 @@ class RunState:
                 self.saved_best = mean
             return outputs.save(LATEST, {**state, "saved_best": self.saved_best})
 
-        saved = self.ranks.first(write)
+        saved = self.ranks.on_rank_0(write)
         self.saved_at = self.env_steps if saved else self.saved_at
         return saved
 

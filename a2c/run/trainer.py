@@ -56,17 +56,17 @@ class Trainer:
         self.ranks = ranks = join_ranks(config)
         with ExitStack() as refused:
             refused.callback(ranks.close)
-            again = max(ranks.gather(times_restarted())) > 0
-            config, self.run_dir = ranks.first(lambda: run_directory(config, again))
+            again = max(ranks.all_gather(times_restarted())) > 0
+            config, self.run_dir = ranks.on_rank_0(lambda: run_directory(config, again))
             self.lock = RunLock(self.run_dir)
-            self.spaces = spaces = ranks.all(lambda: probe_spaces(config))[ranks.rank]
+            self.spaces = spaces = ranks.on_every_rank(lambda: probe_spaces(config))[ranks.rank]
             self.wants_gpu = config.cuda
             self.config = config = resolve(replace(config, env=find_spec(config.env).id), spaces.obs_shape)
             self.compute = Compute(config, ranks)
             refused.callback(self.lock.release)
             refused.callback(self.compute.close)
             ranks.check_same(f"{self.compute.device.type} and {self.compute.precision_name}")
-            checkpoint = ranks.first(lambda: self._load(network)) if config.resume else None
+            checkpoint = ranks.on_rank_0(lambda: self._load(network)) if config.resume else None
             self.resumed = Config.from_json(checkpoint["config"]) if checkpoint else None  # its config until now
             self.learner = Learner(config, spaces, self.compute, network=network)
             self.algorithm = ALGORITHMS[config.algorithm](config, spaces, self.learner, self.compute)
@@ -204,7 +204,7 @@ class Trainer:
 
     def _agree_to_stop(self) -> bool:
         """Whether any rank has been asked to stop. A signal that comes later counts at the next call."""
-        self.agreed.join(self.ranks.gather(self.stop))
+        self.agreed.join(self.ranks.all_gather(self.stop))
         return bool(self.agreed)
 
     def _finish(self) -> bool:
@@ -213,7 +213,7 @@ class Trainer:
         self.algorithm.close()
         self.seconds = self.timer.seconds
         self.outputs.finish(self.stop_reason(), self.learner.metrics)
-        self.ranks.gather(None)  # torchrun ends the others once one has ended with a signal's exit code
+        self.ranks.all_gather(None)  # torchrun ends the others once one has ended with a signal's exit code
         return True
 
     def stop_reason(self) -> str:
@@ -222,7 +222,7 @@ class Trainer:
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError where that is impossible."""
-        self.ranks.first(self.lock.take)
+        self.ranks.on_rank_0(self.lock.take)
 
     def start(self) -> None:
         """Start environments and workers, without writing anything. RuntimeError when called again."""

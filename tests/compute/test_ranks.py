@@ -199,8 +199,8 @@ def test_an_error_on_one_rank_is_raised_on_every_rank_and_reported_by_one():
             return ranks.rank
 
         with pytest.raises(WorkerError, match="environment 3 failed") as caught:
-            ranks.all(work)
-        assert ranks.all(lambda: ranks.rank) == [0, 1, 2]
+            ranks.on_every_rank(work)
+        assert ranks.on_every_rank(lambda: ranks.rank) == [0, 1, 2]
         return caught.value
 
     errors = on_ranks(3, fail)
@@ -211,12 +211,12 @@ def test_an_error_on_one_rank_is_raised_on_every_rank_and_reported_by_one():
 
 def test_what_rank_0_does_is_done_once_and_known_to_all():
     calls = []
-    assert on_ranks(3, lambda ranks: ranks.first(lambda: calls.append(ranks.rank) or "done")) == ["done"] * 3
+    assert on_ranks(3, lambda ranks: ranks.on_rank_0(lambda: calls.append(ranks.rank) or "done")) == ["done"] * 3
     assert calls == [0]
 
     def fail(ranks):
         with pytest.raises(ValueError, match="in use") as caught:
-            ranks.first(lambda: (_ for _ in ()).throw(ValueError("in use")))
+            ranks.on_rank_0(lambda: (_ for _ in ()).throw(ValueError("in use")))
         return caught.value.__notes__
 
     assert on_ranks(3, fail) == [["reported by rank 0"]] * 3
@@ -266,7 +266,7 @@ def test_ranks_follow_a_signal_to_one_of_them_at_the_same_step():
         steps = 0
         while not agreed and steps < 50:
             steps += 1
-            agreed.join(ranks.gather(request))
+            agreed.join(ranks.all_gather(request))
             if ranks.rank == 1 and steps == 7:  # after what was gathered: it counts at the next step
                 request.handle(signal.SIGTERM, None)
                 assert not agreed

@@ -17,23 +17,23 @@ class ThreadRanks(TorchRanks):
         self.rank, self.size, self.local_rank, self.local_size = place
         self.board, self.barrier = board, barrier
 
-    def gather(self, item):
+    def all_gather(self, item):
         self.board[self.rank] = pickle.dumps(item)
         self.barrier.wait(20)
         items = [pickle.loads(one) for one in self.board]
         self.barrier.wait(20)
         return items
 
-    def copy_first(self, tensors):
+    def broadcast(self, tensors):
         tensors = list(tensors)
-        for mine, first in zip(tensors, self.gather(tensors)[0], strict=True):
+        for mine, first in zip(tensors, self.all_gather(tensors)[0], strict=True):
             mine.copy_(first)
 
-    def first(self, function):
-        return self._result([self.gather(_outcome(function) if self.rank == 0 else None)[0]])[0]
+    def on_rank_0(self, function):
+        return self._result([self.all_gather(_outcome(function) if self.rank == 0 else None)[0]])[0]
 
-    def sum(self, tensor):
-        return tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
+    def all_reduce(self, tensor):
+        return tensor.copy_(torch.stack(self.all_gather(tensor.clone())).sum(0))
 
 
 def on_ranks(size, function):
