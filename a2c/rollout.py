@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 @dataclass
-class Decisions:
+class ShuffledMinibatch:
     """A minibatch of single decisions, in any order, whose returns are known."""
 
     obs: Tensor  # [B, ...]
@@ -42,11 +42,11 @@ class Decisions:
     returns: Tensor  # [B] float32
     log_probs: Tensor  # [B] float32, of the policy that acted
 
-    def split(self, parts: int) -> list[Decisions]:
+    def split(self, parts: int) -> list[ShuffledMinibatch]:
         """At most `parts` minibatches of almost equal size; views, no copies."""
         tensors = self.obs, self.actions, self.returns, self.log_probs
         pieces = zip(*(tensor.tensor_split(min(parts, len(self))) for tensor in tensors), strict=True)
-        return [Decisions(*piece) for piece in pieces]
+        return [ShuffledMinibatch(*piece) for piece in pieces]
 
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass; discount, lambda and clip are in the returns already."""
@@ -117,7 +117,7 @@ class Rollout:
 
     def shuffled(
         self, net: nn.Module, indices: Sequence[Tensor], gamma: float, gae_lambda: float, reward_clip: float
-    ) -> Iterator[Decisions]:
+    ) -> Iterator[ShuffledMinibatch]:
         """The decisions `t * N + n` of each of `indices [B]` as a minibatch, with their returns by `net` as it is now.
 
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
@@ -126,7 +126,7 @@ class Rollout:
         tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten()
         for index in indices:
             # obs[index] would copy number by number, and take 20 times as long.
-            yield Decisions(*(tensor.index_select(0, index) for tensor in tensors))
+            yield ShuffledMinibatch(*(tensor.index_select(0, index) for tensor in tensors))
 
     def slice_envs(self, low: int, high: int) -> Rollout:
         """The environments `low <= n < high` of this rollout, as views."""

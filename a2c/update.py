@@ -17,7 +17,7 @@ from a2c.rollout import Batch
 
 
 class Minibatch(Protocol):
-    """What one step learns from: a `Rollout`, `Decisions` of one, or the `Transitions` of `--sliding-batch`."""
+    """What one step learns from: a `Rollout`, a `ShuffledMinibatch`, or the `Transitions` of `--sliding-batch`."""
 
     def split(self, parts: int) -> Sequence[Minibatch]:
         """At most `parts` minibatches of almost equal size."""

@@ -55,7 +55,7 @@ class A2C:
     def training_step(self) -> TrainingStats:
         """The algorithm: collect a rollout with the current policy, then learn from it.
 
-        Without torchrun one process learns, and `on_every_rank(f)` is `[f()]`; with it, every process it starts is a rank.
+        Without torchrun one process learns, and `on_every_rank(f)` is `[f()]`; with it, each process is a rank.
         """
         stats = merge_ranks(self.compute.ranks.on_every_rank(self._collect))
         began = time.perf_counter()

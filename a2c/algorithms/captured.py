@@ -11,7 +11,7 @@ from torch import Tensor
 from a2c.compute.graphs import Replay, make_replay
 from a2c.learner import Learner
 from a2c.losses import A2CLoss
-from a2c.rollout import Decisions
+from a2c.rollout import ShuffledMinibatch
 from a2c.update import Minibatch, Terms
 
 
@@ -28,8 +28,8 @@ class CapturedSteps:
         self.replays: dict[tuple[int, bool], Replay] = {}
 
     def __call__(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float) -> tuple[Terms, Tensor]:
-        """One step on `minibatch`, all `size` `Decisions` of it; terms of its own, not overwritten by the next one."""
-        assert isinstance(minibatch, Decisions) and len(minibatch) == size
+        """One step on `minibatch`, all `size` decisions of it; terms of its own, not overwritten by the next one."""
+        assert isinstance(minibatch, ShuffledMinibatch) and len(minibatch) == size
         inputs = minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs
         self.entropy_coef.fill_(entropy_coef)
         replay = self.replays.get((len(minibatch), off_policy)) or self._prepare(inputs, off_policy)
@@ -48,6 +48,6 @@ class CapturedSteps:
         self, obs: Tensor, actions: Tensor, returns: Tensor, log_probs: Tensor, off_policy: bool
     ) -> Sequence[Tensor]:
         """The step, and all its terms as one tensor: they are copied before the next replay overwrites them."""
-        minibatch = Decisions(obs, actions, returns, log_probs)
+        minibatch = ShuffledMinibatch(obs, actions, returns, log_probs)
         terms, norm = self.learner.take_step(minibatch, len(minibatch), off_policy, self.entropy_coef)
         return [torch.stack([*terms.loss, terms.returns, terms.squared_returns, terms.values, norm])]
