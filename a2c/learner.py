@@ -18,7 +18,7 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
-from a2c.policy import check_network, exploration_noise
+from a2c.policy import check_network, count_rewards, exploration_noise
 from a2c.rollout import Rollout, split_edges
 from a2c.update import Minibatch, Terms, check_steps, clipped_step, compute_gradients, describe_update, sum_gradients
 
@@ -38,8 +38,7 @@ class Learner:
     """Turns rollouts into a better policy.
 
     `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, acts and learns. `env_steps` and
-    `updates` count what was learned from. With exploration noise, `net_rewards` is the number of positive rewards less
-    that of negative ones, and `peak_rewards` the furthest that it has been from 0.
+    `updates` count what was learned from; `rewarded`, with exploration noise only, its rewards (see `count_rewards`).
     """
 
     def __init__(
@@ -72,7 +71,8 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.env_steps = self.updates = self.net_rewards = self.peak_rewards = 0
+        self.env_steps = self.updates = 0
+        self.rewarded = 0.0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before the clip
@@ -96,7 +96,7 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        noise = exploration_noise(self.config, self.peak_rewards)  # of the policy that acted
+        noise = exploration_noise(self.config, self.rewarded)  # of the policy that acted
         done: list[tuple[Terms, Tensor]] = []
         version, lags = float(rollout.policy_version.mean()), []
         if minibatches is None:
@@ -117,8 +117,8 @@ class Learner:
             self.sync()
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
-            self.net_rewards += int(self.compute.ranks.all_reduce(rollout.rewards.sign().sum()))
-            self.peak_rewards = max(self.peak_rewards, abs(self.net_rewards))
+            rewards = int(self.compute.ranks.all_reduce(rollout.rewards.count_nonzero()))
+            self.rewarded = count_rewards(self.config, self.rewarded, rewards, self._decisions(rollout))
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -179,21 +179,19 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, net_rewards: int = 0, peak_rewards: int = 0) -> None:
+    def set_counts(self, env_steps: int, updates: int, rewarded: float = 0.0) -> None:
         """Set the counts to those of all learners of the run together."""
-        self.env_steps, self.updates = env_steps, updates
-        self.net_rewards, self.peak_rewards = net_rewards, peak_rewards
+        self.env_steps, self.updates, self.rewarded = env_steps, updates, rewarded
 
-    def add_remote(self, env_steps: int, updates: int, net_rewards: int, metrics: dict[str, float]) -> None:
+    def add_remote(self, env_steps: int, updates: int, rewarded: float, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
-        net = self.net_rewards + net_rewards
-        self.set_counts(self.env_steps + env_steps, self.updates + updates, net, max(self.peak_rewards, abs(net)))
+        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.rewarded + rewarded)
         self.last_metrics = metrics or self.last_metrics
 
     def metrics(self) -> dict[str, float]:
         """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
         counts = {"env_steps": self.env_steps, "updates": self.updates}
-        noise = exploration_noise(self.config, self.peak_rewards)
+        noise = exploration_noise(self.config, self.rewarded)
         schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
         return {**counts, **schedules, **self.update_metrics()}
 
@@ -211,8 +209,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "net_rewards": self.net_rewards,
-            "peak_rewards": self.peak_rewards,
+            "rewards": self.rewarded,
             "metrics": self.update_metrics(),
         }
 
@@ -221,8 +218,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        net, peak = (state.get(name, 0) for name in ("net_rewards", "peak_rewards"))  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), int(net), int(peak))
+        rewarded = state.get("rewards", 0.0)  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(rewarded))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

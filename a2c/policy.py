@@ -17,6 +17,8 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 
+DRY = 200  # decisions of a rollout without a reward that count as one reward less: see `count_rewards`
+
 
 class Decision(NamedTuple):
     """What a policy decided for `N` environments."""
@@ -126,9 +128,19 @@ class Policy:
         self.rnn_state = saved.to(self.rnn_state.device)
 
 
-def exploration_noise(config: Config, peak_rewards: int) -> float:
-    """The scale of `Policy.perturb`: linear to 0 as `peak_rewards` (see `Learner`) rises to `exploration_rewards`."""
-    return config.exploration_noise * max(0.0, 1.0 - peak_rewards / config.exploration_rewards)
+def exploration_noise(config: Config, rewarded: float) -> float:
+    """The scale of `Policy.perturb`: linear to 0 as `rewarded` (see `count_rewards`) rises to `exploration_rewards`."""
+    return config.exploration_noise * max(0.0, 1.0 - rewarded / config.exploration_rewards)
+
+
+def count_rewards(config: Config, rewarded: float, rewards: int, decisions: int) -> float:
+    """`rewarded` after a rollout of so many `decisions`, `rewards` of which had a reward: the sum of both.
+
+    It is `exploration_rewards` at most. A rollout without a reward takes a reward back for each `DRY` decisions, so
+    that the noise returns where a policy finds no rewards any more.
+    """
+    rewarded += rewards if rewards else -decisions / DRY
+    return min(max(rewarded, 0.0), float(config.exploration_rewards))
 
 
 def check_finite(log_probs: Tensor) -> None:

@@ -20,7 +20,7 @@ from a2c.envs.make import make_envs
 from a2c.learner import Learner, Shared, entropy_coef, learning_rate
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
-from a2c.policy import exploration_noise, initial_state, replay
+from a2c.policy import DRY, exploration_noise, initial_state, replay
 from a2c.rollout import Rollout
 from a2c.update import Terms
 
@@ -299,31 +299,31 @@ def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_
         taken = log_probs.gather(1, rollout.actions.flatten()[:, None]).squeeze(1)
         weighed = noise > 0 and rewards < 1000
         ratio = (taken - rollout.log_probs.flatten()).exp().clamp(max=1.0).mean() if weighed else 1.0
-        learner.set_counts(0, 0, peak_rewards=rewards)
+        learner.set_counts(0, 0, rewards)
         learner.learn(rollout)
     assert learner.metrics()["ratio"] == pytest.approx(float(ratio))
     assert float(ratio) < 0.95 or not weighed
 
 
-def test_exploration_noise_falls_with_the_furthest_sum_of_the_signs_of_rewards():
+def test_exploration_noise_falls_with_rewards_and_returns_where_there_are_none():
     config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, epochs=2)
     config = replace(config, exploration_noise=2.0, exploration_rewards=4)
     rollout, seen = random_rollout(envs=10), []
+    share = len(rollout) / DRY  # what a rollout without a reward takes back
     with closing(Compute(config)) as compute:
         learner, resumed = (Learner(config, spaces((4,), 3), compute) for _ in range(2))
-        # A point that is lost again is none; what has been reached counts on; penalties count, too.
-        for rewards in ([1.0, -0.5], [1.0, 100.0], [-1.0, -0.1], [-0.1, -7.0], [0.1, -0.1], [-3.0, -3.0]):
+        for rewards in ([0.0, 0.0], [1.0, -0.5], [0.0, 0.0], [100.0, 0.0], [-1.0, 1.0], [0.0, 0.0]):
             rollout.rewards.zero_()
             rollout.rewards[[0, 3], [4, 9]] = torch.tensor(rewards)
             learner.learn(rollout)
             resumed.load_state_dict(learner.state_dict())
             assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"]
-            seen.append((resumed.net_rewards, resumed.peak_rewards, learner.metrics()["exploration_noise"]))
-        later = ("net_rewards", "peak_rewards")
-        old = {name: value for name, value in learner.state_dict().items() if name not in later}
+            assert resumed.metrics()["exploration_noise"] == pytest.approx(2.0 - resumed.rewarded / 2)
+            seen.append(resumed.rewarded)
+        old = {name: value for name, value in learner.state_dict().items() if name != "rewards"}
         resumed.load_state_dict(old)
-    assert seen == [(0, 0, 2.0), (2, 2, 1.0), (0, 2, 1.0), (-2, 2, 1.0), (-2, 2, 1.0), (-4, 4, 0.0)]
-    assert resumed.net_rewards == resumed.peak_rewards == 0 and resumed.env_steps == learner.env_steps
+    assert seen == pytest.approx([0, 2, 2 - share, 3 - share, 4, 4 - share])  # 0 to 4
+    assert resumed.rewarded == 0 and resumed.env_steps == learner.env_steps
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():

@@ -65,7 +65,7 @@ class A2C:
 
     def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
         """Fill `collected`; what this rank did, and the steps in which its episodes ended."""
-        noise = exploration_noise(self.config, self.learner.peak_rewards)
+        noise = exploration_noise(self.config, self.learner.rewarded)
         collected = self.collected = self.collector.collect(self.learner.updates, noise)
         rows = self.compute.ranks.rows(self.config.num_envs)
         episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]

@@ -35,8 +35,7 @@ class SharedCounters(NamedTuple):
 
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
-    net_rewards: Tensor  # [W + 1] int64, as in `Learner`
-    peak_rewards: Tensor  # [W + 1] int64, the furthest from 0 that each has seen the sum of `net_rewards`
+    rewarded: Tensor  # [W + 1] float64, what each has changed of `Learner.rewarded`
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
     statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
 
@@ -50,7 +49,7 @@ class WorkerReport(NamedTuple):
 
     stats: TrainingStats
     updates: int
-    net_rewards: int
+    rewarded: float  # the change of `Learner.rewarded`
     metrics: dict[str, float]  # of its last update; mostly empty
 
 
@@ -70,11 +69,11 @@ class A3C:
         config, learner = self.config, self.learner
         tasks = make_tasks(config, learner.env_steps)
         allow_workers(config, tasks)
-        counts = torch.zeros(4, len(tasks) + 1, dtype=torch.int64)
-        counts[:, -1] = torch.tensor([learner.env_steps, learner.updates, learner.net_rewards, learner.peak_rewards])
+        counts = torch.zeros(3, len(tasks) + 1, dtype=torch.float64)
+        counts[:, -1] = torch.tensor([learner.env_steps, learner.updates, learner.rewarded])
         statistics = slots_like(learner.normalizer, len(tasks))
-        env_steps, updates, points, peak = (row.clone() for row in counts)
-        self.counters = counters = SharedCounters(env_steps, updates, points, peak, torch.tensor(-1), statistics)
+        env_steps, updates, rewarded = counts[0].long(), counts[1].long(), counts[2].clone()
+        self.counters = counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
         move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:-1], *seen])
@@ -93,7 +92,7 @@ class A3C:
         assert self.workers is not None
         reports: list[WorkerReport] = [report for _, report in self.workers.receive()]
         for report in reports:
-            self.learner.add_remote(report.stats.env_steps, report.updates, report.net_rewards, report.metrics)
+            self.learner.add_remote(report.stats.env_steps, report.updates, report.rewarded, report.metrics)
         self.learner.sync(self.counters.statistics)
         return merge_stats([report.stats for report in reports], len(self.workers.processes))
 
@@ -152,19 +151,18 @@ def run_worker(
     sent = time.perf_counter() - METRICS_EVERY
     while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
-        points, peak = int(counters.net_rewards.sum()), int(counters.peak_rewards.max())
-        noise = exploration_noise(config, peak)
+        rewarded = float(counters.rewarded.sum())
+        noise = exploration_noise(config, rewarded)
         rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()), noise)
         began = time.perf_counter()
         before = int(counters.updates[number])
-        learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), points, peak)
+        learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), rewarded)
         learner.learn(rollout, count=count)
         counters.env_steps[number] += len(rollout)
-        counters.net_rewards[number] += learner.net_rewards - points
-        counters.peak_rewards[number] = learner.peak_rewards
+        counters.rewarded[number] += learner.rewarded - rewarded
         now = time.perf_counter()
         metrics = {}
         if now - sent >= METRICS_EVERY or counters.finished():
             metrics, sent = learner.update_metrics(), now
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
-        pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, learner.net_rewards - points, metrics))
+        pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, learner.rewarded - rewarded, metrics))

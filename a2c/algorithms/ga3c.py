@@ -32,7 +32,7 @@ from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
-PEAK_REWARDS = struct.Struct("q")  # a reply to an actor: `Learner.peak_rewards`
+REWARDED = struct.Struct("d")  # a reply to an actor: `Learner.rewarded`
 
 
 class GA3C:
@@ -55,7 +55,7 @@ class GA3C:
             buffers = make_buffers(len(task.seeds), self.spaces, getattr(learner.net, "rnn_state_size", 0))
             here, there = Pipe()
             all_buffers[here] = buffers
-            arguments.append((task, buffers, there, learner.peak_rewards))
+            arguments.append((task, buffers, there, learner.rewarded))
         self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
         for _, _, there, _ in arguments:
             there.close()  # so that the actor's end is the only one
@@ -102,7 +102,7 @@ class GA3C:
         self.learner.learn(learned.rollout, num_minibatches=num_minibatches)
         self.predictor.sync()
         self.queue = []
-        self.workers.reply(self.waiting, PEAK_REWARDS.pack(self.learner.peak_rewards))
+        self.workers.reply(self.waiting, REWARDED.pack(self.learner.rewarded))
         self.waiting = []
         return learned.episodes
 
@@ -134,9 +134,9 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
 
 
 def run_actor(
-    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, peak_rewards: int, pipe: Connection
+    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, rewarded: float, pipe: Connection
 ) -> None:
-    """One actor: environments, and no network of its own. `peak_rewards`: see `Learner`.
+    """One actor: environments, and no network of its own. `rewarded`: see `Learner`.
 
     It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
@@ -146,10 +146,10 @@ def run_actor(
     collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
     pipe.send(collector.next_obs.numpy())
     while True:
-        collected = collector.collect(noise=exploration_noise(task.config, peak_rewards))
+        collected = collector.collect(noise=exploration_noise(task.config, rewarded))
         names = [field.name for field in fields(Rollout) if field.name != "obs"]
         arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
         # Until the learner has reached this rollout: else the policy lag would grow without bound.
-        (peak_rewards,) = PEAK_REWARDS.unpack(pipe.recv_bytes())
+        (rewarded,) = REWARDED.unpack(pipe.recv_bytes())

@@ -109,7 +109,7 @@ class Config:
     exploration_noise: Annotated[float, Range(0.0, 100.0)] = 0.0
     """Normal noise on the logits, per environment and rollout (standard deviation in nats; 0 = off)."""
     exploration_rewards: Annotated[int, Range(1, 10**15)] = 1000
-    """exploration_noise falls to 0, linearly, until the signs of all rewards add up to this or its negative (count)."""
+    """Decisions with a reward other than 0, over which exploration_noise falls to 0, linearly (count)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None

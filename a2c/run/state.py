@@ -120,9 +120,8 @@ class RunState:
             "scores": self.scores.state_dict(),
             "seconds": self.timer.seconds,
         }
-        self.ranks.on_every_rank(
-            lambda: state.update(algorithm=self.algorithm.state_dict())
-        )  # which may fail in a worker
+        # Which may fail in a worker.
+        self.ranks.on_every_rank(lambda: state.update(algorithm=self.algorithm.state_dict()))
         state = copy.deepcopy(state)
         check_finite(state["network"])  # workers of A3C may have changed it since the learner last looked
         self.in_memory = state

@@ -27,6 +27,7 @@ from a2c.config.resolve import resolve
 from a2c.envs.make import make_envs, run_seeds
 from a2c.envs.single import make_env, probe_spaces
 from a2c.learner import Learner, Shared
+from a2c.policy import Policy
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import ALGORITHMS, Trainer
@@ -58,7 +59,7 @@ def test_a3c_with_one_worker_equals_a2c_with_one_thread_bit_for_bit(flags, tmp_p
     alone = run(tmp_path / "a3c", [*flags, "--threads", "0"], "a3c")  # one per core: a worker has one in any case
     together = run(tmp_path / "a2c", [*flags, "--threads", "1"], "a2c")
     assert alone["updates"] == together["updates"] > 1
-    for part in ("network", "env_steps", "net_rewards", "peak_rewards", "scores", "metrics"):
+    for part in ("network", "env_steps", "rewards", "scores", "metrics"):
         assert same(alone[part], together[part]), part
     assert same(alone["optimizer"]["state"], together["optimizer"]["state"])
 
@@ -74,12 +75,13 @@ def test_a3c_counts_every_decision_of_many_workers_which_end_together(tmp_path):
 
 
 def test_a3c_counts_the_rewards_of_many_workers_also_after_a_resume(tmp_path):
-    flags = [*CARTPOLE, "--num-envs", "7", "--exploration-noise", "1", "--total-env-steps", "4000"]
+    flags = [*CARTPOLE, "--num-envs", "7", "--exploration-noise", "1", "--exploration-rewards", "9000"]
+    flags += ["--total-env-steps", "4000"]
     state = run(tmp_path / "run", [*flags, "--stop-after", "2000"], workers=3)
-    assert 2000 <= state["peak_rewards"] == state["env_steps"] < 4000  # CartPole pays for every decision
+    assert 2000 <= state["rewards"] == state["env_steps"] < 4000  # CartPole pays for every decision
     assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "0"])).run().exit_code == 0
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
-    assert 4000 <= state["peak_rewards"] == state["net_rewards"] == state["env_steps"]
+    assert 4000 <= state["rewards"] == state["env_steps"]
 
 
 def episode_rows(run_dir):
@@ -195,7 +197,7 @@ class Pipe:
         self.sent.append(message)
 
 
-def test_run_worker_counts_what_all_workers_have_done():
+def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
     # Another worker has made 40,000 decisions and 900 updates; schedules and lags of this one follow the sum.
     config = replace(Config.from_preset("cartpole"), algorithm="a3c", workers=2, total_env_steps=100_000)
     config = resolve(replace(config, lr_final=0.0, schedule_end=1.0, exploration_noise=1.0), (4,))
@@ -209,15 +211,14 @@ def test_run_worker_counts_what_all_workers_have_done():
             return step(*args)
 
         learner.optimizer.step = note
-        counts = torch.tensor([[0, 40_000, 0], [0, 900, 0], [0, -300, 0], [0, 200, 500]])
-        env_steps, updates, net_rewards, peak_rewards = counts
-        counters = SharedCounters(*counts, torch.tensor(40_001), [])
-        pipe = Pipe()
+        env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
+        rewarded = torch.tensor([0.0, 200.0, 300.0]).double()
+        counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(40_001), [])
+        pipe, noises, perturb = Pipe(), [], Policy.perturb
+        monkeypatch.setattr(Policy, "perturb", lambda self, scale: (noises.append(scale), perturb(self, scale)))
         run_worker(task, spaces((4,), 2), learner.net, learner.optimizer, counters, True, pipe)
     report = pipe.sent[-1]
-    assert net_rewards.tolist() == [8 * 32, -300, 0]  # the other lost 300 points
-    assert peak_rewards.tolist() == [500, 200, 500]
-    assert report.net_rewards == 8 * 32 and report.metrics["ratio"] < 0.99  # noise of 0.5 nats is left
+    assert noises == [0.5] and rewarded.tolist() == [8 * 32, 200, 300] and report.rewarded == 8 * 32
     assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
     assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5

@@ -67,7 +67,7 @@ def test_trainer_resumed_gives_the_bits_of_a_run_without_a_stop(flags, tmp_path)
     straight = run(tmp_path / "straight", flags, [whole])
     resumed = run(tmp_path / "resumed", flags, [half, whole])
     assert straight["env_steps"] == resumed["env_steps"] == whole
-    for part in ("network", "optimizer", "algorithm", "scores", "updates", "net_rewards", "peak_rewards", "saved_best"):
+    for part in ("network", "optimizer", "algorithm", "scores", "updates", "rewards", "saved_best"):
         assert same(straight[part], resumed[part]), part
     for name in ("metrics.csv", "episodes.csv"):
         assert untimed_rows(tmp_path / "straight", name) == untimed_rows(tmp_path / "resumed", name)
