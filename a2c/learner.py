@@ -218,8 +218,9 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        rewarded = state.get("rewards", 0.0)  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(rewarded))
+        rewarded = float(state.get("rewards", 0.0))  # not in checkpoints of 0.4.0
+        rewarded = count_rewards(self.config, rewarded, rewards=0, decisions=0)  # within its bounds
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), rewarded)
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

@@ -229,10 +229,9 @@ def test_start_feeds_the_first_observations_of_a_new_run_to_the_normalizer(algor
     flags = [*PONG, "--num-envs", "2", "--algorithm", algorithm, "--workers", "0" if algorithm == "a2c" else "2"]
     counts = []
     for new_run in (True, False):
-        begun = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / str(new_run))]))
-        begun.algorithm.start(new_run)
-        counts.append(int(begun.learner.net.normalizer.count))
-        begun.algorithm.close()
+        with closing(Trainer(parse_config([*flags, "--run-dir", str(tmp_path / str(new_run))]))) as begun:
+            begun.algorithm.start(new_run)
+            counts.append(int(begun.learner.net.normalizer.count))
     assert counts == [2, 0]
 
 

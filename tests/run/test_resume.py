@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from contextlib import closing
 from dataclasses import replace
 from enum import IntEnum
 from functools import partial
@@ -115,7 +116,6 @@ def test_trainer_resumed_with_other_threads_starts_new_episodes(tmp_path, capsys
 @pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
 def test_trainer_resumed_has_seeds_of_its_own(algorithm, tmp_path, monkeypatch):
     flags = ["--preset", "cartpole", "--algorithm", algorithm, "--workers", "1" if algorithm != "a2c" else "0"]
-    begun = Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
     seen = []
 
     def spy(config, env_steps=0):
@@ -124,9 +124,9 @@ def test_trainer_resumed_has_seeds_of_its_own(algorithm, tmp_path, monkeypatch):
 
     for module in ("a2c", "worker_tasks"):
         monkeypatch.setattr(f"a2c.algorithms.{module}.run_seeds", spy)
-    begun.learner.set_counts(1000, 0, 0)
-    begun.algorithm.start(new_run=False)
-    begun.algorithm.close()
+    with closing(Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))) as begun:
+        begun.learner.set_counts(1000, 0)
+        begun.algorithm.start(new_run=False)
     assert seen == [1000]
 
 
