@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from runs import HELPERS
 from toys import vector
 
 from a2c import Config, Trainer
@@ -350,7 +351,7 @@ def test_ctrl_c_ends_an_evaluation_whose_environment_hangs(good):
     code += "sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, "evaluate", str(good)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{HELPERS}"},
         timeout=60,
         capture_output=True,
     )
