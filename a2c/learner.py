@@ -179,7 +179,7 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, rewarded: float = 0.0) -> None:
+    def set_counts(self, env_steps: int, updates: int, rewarded: float) -> None:
         """Set the counts to those of all learners of the run together."""
         self.env_steps, self.updates, self.rewarded = env_steps, updates, rewarded
 
@@ -218,9 +218,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        rewarded = float(state.get("rewards", 0.0))  # not in checkpoints of 0.4.0
-        rewarded = count_rewards(self.config, rewarded, rewards=0, decisions=0)  # within its bounds
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), rewarded)
+        rewarded = state.get("rewards", 0.0)  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(rewarded))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

@@ -69,10 +69,9 @@ class A3C:
         config, learner = self.config, self.learner
         tasks = make_tasks(config, learner.env_steps)
         allow_workers(config, tasks)
-        counts = torch.zeros(3, len(tasks) + 1, dtype=torch.float64)
-        counts[:, -1] = torch.tensor([learner.env_steps, learner.updates, learner.rewarded])
         statistics = slots_like(learner.normalizer, len(tasks))
-        env_steps, updates, rewarded = counts[0].long(), counts[1].long(), counts[2].clone()
+        env_steps, updates = (torch.tensor([0] * len(tasks) + [n]) for n in (learner.env_steps, learner.updates))
+        rewarded = torch.tensor([0.0] * len(tasks) + [learner.rewarded], dtype=torch.float64)
         self.counters = counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]

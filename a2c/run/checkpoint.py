@@ -80,8 +80,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path} is damaged or not a checkpoint ({reason[:120]}){_advice(path)}"
         ) from error
     _check_format(state, path)
-    for name in ("env_steps", "updates"):
-        if name in state and (type(state[name]) is not int or not 0 <= state[name] < 2**53):
+    for name, kinds in {"env_steps": (int,), "updates": (int,), "rewards": (int, float)}.items():
+        if name in state and (type(state[name]) not in kinds or not 0 <= state[name] < 2**53):
             raise CheckpointError(f"checkpoint {path} holds a bad {name}, {state[name]!r:.60}{_advice(path)}")
     for name in ("network", "optimizer", "metrics", "algorithm", "scores"):
         if not isinstance(state.get(name, {}), dict):  # a tensor takes names of entries for an index, and warns

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -187,16 +188,6 @@ def test_run_worker_copies_gradients_and_never_accumulates_them():
         envs.close()
 
 
-class Pipe:
-    """A worker's end of its pipe, of which only the sending is used."""
-
-    def __init__(self):
-        self.sent = []
-
-    def send(self, message):
-        self.sent.append(message)
-
-
 def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
     # Another worker has made 40,000 decisions and 900 updates; schedules and lags of this one follow the sum.
     config = replace(Config.from_preset("cartpole"), algorithm="a3c", workers=2, total_env_steps=100_000)
@@ -214,14 +205,25 @@ def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
         env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
         rewarded = torch.tensor([0.0, 200.0, 300.0]).double()
         counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(40_001), [])
-        pipe, noises, perturb = Pipe(), [], Policy.perturb
+        sent, noises, perturb = [], [], Policy.perturb
         monkeypatch.setattr(Policy, "perturb", lambda self, scale: (noises.append(scale), perturb(self, scale)))
-        run_worker(task, spaces((4,), 2), learner.net, learner.optimizer, counters, True, pipe)
-    report = pipe.sent[-1]
+        run_worker(
+            task, spaces((4,), 2), learner.net, learner.optimizer, counters, True, SimpleNamespace(send=sent.append)
+        )
+    report = sent[-1]
     assert noises == [0.5] and rewarded.tolist() == [8 * 32, 200, 300] and report.rewarded == 8 * 32
     assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
     assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
+
+
+def test_workers_begin_with_the_exact_counts_of_earlier_sessions(tmp_path):
+    counts = [2**24 + 1, 2**24 + 3, 0.1]  # more than a float32 can count, and holds
+    flags = [*CARTPOLE, "--algorithm", "a3c", "--workers", "2", "--run-dir", str(tmp_path / "run")]
+    with closing(Trainer(parse_config(flags))) as begun:
+        begun.learner.set_counts(*counts)
+        begun.algorithm.start(new_run=False)
+        assert [row.sum().item() for row in begun.algorithm.counters[:3]] == counts
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])

@@ -125,7 +125,7 @@ def test_trainer_resumed_has_seeds_of_its_own(algorithm, tmp_path, monkeypatch):
     for module in ("a2c", "worker_tasks"):
         monkeypatch.setattr(f"a2c.algorithms.{module}.run_seeds", spy)
     with closing(Trainer(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))) as begun:
-        begun.learner.set_counts(1000, 0)
+        begun.learner.set_counts(1000, 0, 0)
         begun.algorithm.start(new_run=False)
     assert seen == [1000]
 
@@ -195,6 +195,8 @@ def test_trainer_starts_new_episodes_where_the_old_ones_are_not_restored_exactly
     assert not resumed.episodes_continue and not collector.groups[0].lengths.any()
     assert not collector.next_obs[:, :-1].any() and collector.next_obs[:, -1].any()  # a stack of one frame
     resumed.close()
+    assert Trainer(parse_config(["--resume", str(tmp_path / "run"), "--stop-after", "80"])).run().exit_code == 0
+    assert "resumed at 40 env_steps; every environment starts a new episode" in capsys.readouterr().out
 
 
 def test_snapshot_is_not_exact_where_the_emulator_ignores_it(monkeypatch):

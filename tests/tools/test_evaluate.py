@@ -211,6 +211,9 @@ BAD = {
     "no memory for a huge memory": (configure(network="lstm", lstm_units=65_537), "lstm_units"),
     "images": (configure(env="PongNoFrameskip-v4", frame_size=512, frame_stack=16), "input_shape"),
     "an unknown environment": (configure(env="Fragil-v0"), "did you mean Fragile-v0"),
+    "fewer rewards than none": (put("rewards", value=-1.0), "bad rewards"),
+    "rewards that are NaN": (put("rewards", value=math.nan), "bad rewards"),
+    "rewards as text": (put("rewards", value="5"), "bad rewards"),
     "a config that is none": (put("config", value="{"), "bad config"),
 }
 
