@@ -209,7 +209,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "rewards": self.rewarded,
+            "rewards": max(0.0, self.rewarded),  # what workers of a3c take back at once may be more than there was
             "metrics": self.update_metrics(),
         }
 

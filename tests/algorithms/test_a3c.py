@@ -217,6 +217,16 @@ def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
 
 
+def test_workers_that_take_back_rewards_at_once_leave_a_checkpoint_that_can_be_resumed():
+    config = resolve(Config.from_preset("cartpole", exploration_noise=1.0), (4,))
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 2), compute)
+        for _ in range(2):  # both had read a count of 5, and found no reward in 1,000 decisions
+            learner.add_remote(1000, 1, -5.0, {})
+        learner.add_remote(1000, 1, 5.0, {})  # the next one sees -5, and begins at 0
+        assert learner.rewarded == -5.0 and learner.state_dict()["rewards"] == 0.0
+
+
 def test_workers_begin_with_the_exact_counts_of_earlier_sessions(tmp_path):
     counts = [2**24 + 1, 2**24 + 3, 0.1]  # more than a float32 can count, and holds
     flags = [*CARTPOLE, "--algorithm", "a3c", "--workers", "2", "--run-dir", str(tmp_path / "run")]
