@@ -20,7 +20,7 @@ from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.run.checkpoint import BEST, LATEST, raising_checkpoint_error
 from a2c.run.outputs import RunOutputs
 
-CAPTURE_EVERY = 25  # rollouts (of 20 decisions) between two copies in memory
+SNAPSHOT_EVERY = 25  # rollouts (of 20 decisions) between two copies in memory
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses the last checkpoint
 
 
@@ -45,7 +45,7 @@ class RunState:
         self.saved_at = -config.checkpoint_every  # env_steps of latest.pt; a new run has none, so one is due
         self.kept_at = 0  # env_steps of the last policy file, or of the start
         # env_steps between two copies in memory
-        self.distance = CAPTURE_EVERY * config.num_envs * max(config.rollout_steps, 20)
+        self.distance = SNAPSHOT_EVERY * config.num_envs * max(config.rollout_steps, 20)
 
     @property
     def env_steps(self) -> int:
@@ -85,7 +85,7 @@ class RunState:
             with raising_checkpoint_error(self.path):
                 continued = self._continue(self.in_memory["algorithm"])
         self.timer.start(self.seconds_before, self.env_steps)
-        self.capture()
+        self.snapshot()
         return continued
 
     def _can_restore(self) -> bool:
@@ -112,7 +112,7 @@ class RunState:
         self.algorithm.start(new_run=False)
         return self._continue(copy.deepcopy(self.in_memory["algorithm"]))
 
-    def capture(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Copy the state into memory and return it. FloatingPointError where a parameter is NaN or infinite."""
         state = {
             **self._origin(),
@@ -146,7 +146,7 @@ class RunState:
             if self.save(outputs):
                 outputs.draw_curve_when_due()
         elif self.env_steps - self.in_memory["env_steps"] >= self.distance:
-            self.capture()
+            self.snapshot()
 
     def save_last(self, outputs: RunOutputs) -> None:
         """Write the checkpoint that ends a run, where it is missing, and a policy file that is due.
@@ -185,7 +185,7 @@ class RunState:
 
     def save(self, outputs: RunOutputs) -> bool:
         """Write latest.pt, and best.pt where the policy is better than the one in it; False where the disk refuses."""
-        state = self.in_memory if self.in_memory["env_steps"] == self.env_steps else self.capture()
+        state = self.in_memory if self.in_memory["env_steps"] == self.env_steps else self.snapshot()
         parts = self.ranks.gather(state["algorithm"])
         state = {**state, "algorithm": {"ranks": parts} if len(parts) > 1 else state["algorithm"]}
 

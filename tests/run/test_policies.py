@@ -82,7 +82,7 @@ def test_a_recovery_replaces_the_files_after_the_state_in_memory(straight, tmp_p
     steps, state = trainer.algorithm.training_step, trainer.state
     for rollouts in range(5):
         if rollouts == 3:
-            state.capture()  # 240 decisions
+            state.snapshot()  # 240 decisions
         state.save_when_due(trainer.outputs)
         steps()
     state.save_when_due(trainer.outputs)

@@ -69,7 +69,7 @@ def undisturbed(tmp_path_factory):
     ],
 )
 def test_recovery_gives_the_bits_of_a_run_without_failures(disturb, undisturbed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 3)
+    monkeypatch.setattr(run_state, "SNAPSHOT_EVERY", 3)
     state = play(tmp_path / "run", PONG, disturb)
     assert "restarted at 960 env_steps, the same episodes continue (try 1 of 3)" in capsys.readouterr().out
     for part in ("network", "optimizer", "algorithm", "scores", "updates", "saved_best"):
@@ -103,7 +103,7 @@ def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys)
 
 
 def test_recovery_resets_its_count_after_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
+    monkeypatch.setattr(run_state, "SNAPSHOT_EVERY", 1)
     run = Trainer(parse_config([*CARTPOLE, "--max-worker-restarts", "1", "--run-dir", str(tmp_path / "run")]))
     training_step, killed = run.algorithm.training_step, set()
 
@@ -165,11 +165,11 @@ def test_recovery_does_not_forget_the_best_policy(tmp_path):
     flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--run-dir", str(tmp_path / "run")]
     run = opened(parse_config(flags))
     run.scores.add([300.0] * 100)
-    run.state.capture()
+    run.state.snapshot()
     assert run.state.save(run.outputs)
     run.recovery.restart(WorkerError("an environment died"))
     run.scores.add([50.0] * 100)
-    run.state.capture()
+    run.state.snapshot()
     assert run.state.save(run.outputs)
     run.close()
     assert load_checkpoint(tmp_path / "run" / "best.pt")["scores"]["last"] == [300.0] * 100
@@ -181,7 +181,7 @@ def test_recovery_starts_new_windows_for_new_episodes(tmp_path):
     run = opened(parse_config([*flags, "--no-progress", "--run-dir", str(tmp_path / "run")]))
     for _ in range(2):
         run.algorithm.training_step()
-    run.state.capture()
+    run.state.snapshot()
     assert [len(window) for window in run.algorithm.windows.open] == [2, 2]
     run.recovery.restart(WorkerError("an environment died"))
     assert [len(window) for window in run.algorithm.windows.open] == [0, 0]
@@ -355,10 +355,10 @@ def test_recovery_that_gives_up_saves_the_state_in_memory(tmp_path):
     flags = ["--env", "CartPole-v1", *FLAGS, "--backend", "sync", "--max-worker-restarts", "1"]
     run = opened(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
     run.algorithm.training_step()
-    captured = run.state.capture()["env_steps"]
+    snapshot = run.state.snapshot()["env_steps"]
     run.algorithm.training_step()
     run.recovery.restart(WorkerError("first"))
     with pytest.raises(WorkerError, match=r"second \(2 times without progress\)"):
         run.recovery.restart(WorkerError("second"))
     run.close()
-    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == captured
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == snapshot

@@ -33,7 +33,7 @@ def lengths(run_dir, until=None):
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_recovery_removes_the_rows_of_episodes_that_are_replayed(algorithm, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
+    monkeypatch.setattr(run_state, "SNAPSHOT_EVERY", 1)
     run_dir, draw = tmp_path / "run", random.Random(0)
     more = ["--total-env-steps", "20000", "--max-worker-restarts", "100", "--log-every", "1e-6"]
     more += ["--learning-rate", "1e-6"]  # a policy that does not learn has many episodes, and short ones

@@ -20,12 +20,12 @@ def trainer(tmp_path):
 
 def test_run_state_capture_is_a_copy_and_restore_goes_back_to_it(trainer):
     state = trainer.state
-    captured = state.capture()
-    assert captured is state.in_memory and captured["env_steps"] == 0
+    snapshot = state.snapshot()
+    assert snapshot is state.in_memory and snapshot["env_steps"] == 0
     before = [parameter.clone() for parameter in trainer.learner.net.parameters()]
     trainer.algorithm.training_step()
     trainer.scores.add([1.0])
-    assert captured["env_steps"] == 0 and captured["scores"]["episodes"] == 0 and state.env_steps == 80
+    assert snapshot["env_steps"] == 0 and snapshot["scores"]["episodes"] == 0 and state.env_steps == 80
     assert not all(map(torch.equal, before, trainer.learner.net.parameters()))
     state.restore()
     assert all(map(torch.equal, before, trainer.learner.net.parameters()))
@@ -34,21 +34,21 @@ def test_run_state_capture_is_a_copy_and_restore_goes_back_to_it(trainer):
 
 def test_run_state_restart_replays_the_same_bits(trainer):
     trainer.algorithm.training_step()
-    trainer.state.capture()
+    trainer.state.snapshot()
     stats = trainer.algorithm.training_step()
-    first = trainer.state.capture()
+    first = trainer.state.snapshot()
     trainer.state.save(trainer.outputs)
     trainer.algorithm.close(failed=True)
     trainer.state.restore()
     assert trainer.state.restart()  # its episodes continue
     assert trainer.state.env_steps == 160 and stats.env_steps == 80
-    again = trainer.state.capture()
+    again = trainer.state.snapshot()
     for part in ("network", "optimizer", "algorithm", "scores", "metrics"):
         assert same(first[part], again[part]), part
 
 
 def test_run_state_saves_a_checkpoint_when_due_and_else_captures(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 1)
+    monkeypatch.setattr(run_state, "SNAPSHOT_EVERY", 1)
     trainer = opened(tiny(tmp_path / "run", checkpoint_every=160))
     steps = []
     for _ in range(4):
@@ -67,7 +67,7 @@ def test_run_state_saves_the_best_policy_once_100_episodes_are_finished(trainer,
     best = tmp_path / "run" / "best.pt"
     for scores, saved in (([5.0] * 99, None), ([5.0], 5.0), ([4.0], 5.0), ([50.0], 5.44)):
         trainer.scores.add(scores)
-        trainer.state.capture()
+        trainer.state.snapshot()
         assert trainer.state.save(trainer.outputs)
         assert (load_checkpoint(best)["saved_best"] if best.exists() else None) == saved
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["saved_best"] == 5.44
@@ -75,12 +75,12 @@ def test_run_state_saves_the_best_policy_once_100_episodes_are_finished(trainer,
 
 def test_run_state_load_restores_the_score_of_the_best_policy(trainer, tmp_path):
     trainer.scores.add([300.0] * 100)
-    trainer.state.capture()
+    trainer.state.snapshot()
     assert trainer.state.save(trainer.outputs)
     trainer.close()
     resumed = opened(tiny(None, resume=tmp_path / "run", num_minibatches=1))
     resumed.scores.add([50.0] * 100)
-    resumed.state.capture()
+    resumed.state.snapshot()
     assert resumed.state.saved_best == 300.0 and resumed.state.save(resumed.outputs)
     resumed.close()
     assert load_checkpoint(tmp_path / "run" / "best.pt")["scores"]["last"] == [300.0] * 100

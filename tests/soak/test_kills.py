@@ -69,7 +69,7 @@ def test_trainer_killed_at_random_moments_gives_the_same_bits(tmp_path):
 
 def test_recovery_from_workers_killed_at_random_moments_gives_the_same_bits(tmp_path, monkeypatch):
     """Kill -9 of random workers of one run at random moments; the end equals an undisturbed run's."""
-    monkeypatch.setattr(run_state, "CAPTURE_EVERY", 2)
+    monkeypatch.setattr(run_state, "SNAPSHOT_EVERY", 2)
     draw, over, kills = random.Random(1), threading.Event(), []
     env_steps = KILLS * 5 * ROLLOUT
     flags = ["--total-env-steps", str(env_steps), "--max-worker-restarts", "1000"]
