@@ -1,4 +1,4 @@
-"""Experience as A2C notebooks have it, n-step transitions, and `unpack_batch`, which takes rollouts too."""
+"""n-step transitions (`Experience`), and `unpack_batch`, which takes rollouts, too."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def unpack_batch(
 
     For transitions: `returns[b] = reward[b] + gamma^reward_steps * V(last_state[b])`, without
     the second term where `last_state` is None. For a `Rollout`: its lambda-returns (see
-    `lambda_returns`), environment after environment within each step. With `gae_lambda = 1`
+    `lambda_returns`), in the order of `[T, N]` flattened: decision (t, n) is row `t * N + n`. With `gae_lambda = 1`
     both forms give the same returns where the window of each transition runs to the end of the rollout or of
-    its episode, and `net` gave the rollout's `values`; windows of a fixed n give n-step returns instead.
+    its episode; windows of a fixed n give n-step returns instead.
 
     Args:
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes; arrays or tensors on any device), or a `Rollout`.
         net: network with outputs `(logits, values [B, 1] or [B])`; it values what comes after the windows.
-            Inside them a rollout has its own `values`, as a rule those of the policy that acted
-            (with `--no-shuffle`, a run takes those of the network there, too).
+            Inside a rollout its own `values` are used, as a rule those of the policy that acted; they matter only
+            where `gae_lambda` is below 1.
         device: where the results live.
         gamma: discount per decision.
         reward_steps: decisions that the `reward` of a transition sums over (a rollout's

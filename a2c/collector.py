@@ -1,8 +1,8 @@
 """Collecting experience: environments and a network in, rollouts out.
 
-Works with any vector environment whose autoreset mode is gymnasium's SAME_STEP (where an episode has ended, the
-observation begins the next one) and any network with `(logits, values)` outputs; depends on
-neither Atari nor the loss. Training, evaluation and recording all use this loop.
+Works with any `MonitoredVectorEnv`, which wraps a vector environment whose autoreset mode is gymnasium's SAME_STEP
+(where an episode has ended, the observation begins the next one), and any network with `(logits, values)` outputs;
+depends on neither Atari nor the loss. Training, evaluation and recording all use this loop.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ class Collector:
     store, without waiting for other groups. Group g samples from a generator seeded with `sampling_seed(seed, g)`.
     The buffers are reused: a rollout is valid until the next `collect`. Rewards and flags are written to buffers in
     main memory, `host`, and copied to a GPU once per rollout; on the CPU these are the rollout's own.
+
+    `groups`: a `MonitoredVectorEnv` for each; `net`: network with outputs `(logits [B, A], values [B, 1])`; `seed`: of
+    the sampling; `greedy`: take the most likely actions.
     """
 
     HOST = ("rewards", "terminated", "truncated", "starts")
@@ -141,14 +144,15 @@ class Collector:
     def collect(self, policy_version: float = 0.0, noise: float = 0.0) -> Collected:
         """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates.
 
-        `noise`: standard deviation of the noise on the logits, 0 for none (see `Policy.perturb`).
+        `noise`: standard deviation of the noise on the logits, 0 for none (see `Policy.perturb`). Raises WorkerError
+        where an environment fails, FloatingPointError where logits are NaN or infinite.
         """
         buffers, device = self.buffers, self.compute.device
         for policy in self.policies:
             policy.perturb(noise)
         played = self.compute.map(self._play, range(len(self.groups)))
         finals = sorted((final for part in played for final in part.finals), key=lambda final: final[:2])
-        episodes = sorted(ended for part in played for ended in part.episodes)  # as they ended
+        episodes = sorted(ended for part in played for ended in part.episodes)  # in the order in which they ended
         index = torch.tensor([(f.t, f.n) for f in finals], dtype=torch.int64).reshape(-1, 2)
         no_obs = buffers.next_obs[:0]
         final_obs = to_device(torch.from_numpy(np.stack([f.obs for f in finals])), device) if finals else no_obs

@@ -37,8 +37,9 @@ class Shared(NamedTuple):
 class Learner:
     """Turns rollouts into a better policy.
 
-    `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, acts and learns. `env_steps` and
-    `updates` count what was learned from; `rewarded`, with exploration noise only, its rewards (see `count_rewards`).
+    `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, computes actions and gradients.
+    `env_steps` and `updates` count what was learned from; `reward_count`, with exploration noise only, its rewards
+    (see `count_rewards`).
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class Learner:
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
         self.env_steps = self.updates = 0
-        self.rewarded = 0.0
+        self.reward_count = 0.0
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
-        self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before the clip
+        self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before clipping
         self.step: StepFunction = self.take_step
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
 
@@ -90,13 +91,14 @@ class Learner:
 
         `minibatches`: by default `num_minibatches` of the rollout (None: as the config), cut as `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
-        FloatingPointError when a gradient is NaN or infinite; the network cannot be used any more then.
+        ValueError for a rollout that `Rollout.check` refuses, and FloatingPointError where a loss, the gradient's norm
+        or a parameter is NaN or infinite; the network cannot be used after that.
         """
         if rollout.terminated.device.type == "cpu":  # on a GPU: checked before the flags were copied there
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        noise = exploration_noise(self.config, self.rewarded)  # of the policy that acted
+        noise = exploration_noise(self.config, self.reward_count)  # of the policy that acted
         done: list[tuple[Terms, Tensor]] = []
         version, lags = float(rollout.policy_version.mean()), []
         if minibatches is None:
@@ -118,7 +120,7 @@ class Learner:
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
             rewards = int(self.compute.ranks.all_reduce(rollout.rewards.count_nonzero()))
-            self.rewarded = count_rewards(self.config, self.rewarded, rewards, self._decisions(rollout))
+            self.reward_count = count_rewards(self.config, self.reward_count, rewards, self._decisions(rollout))
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -151,7 +153,10 @@ class Learner:
     def take_step(
         self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
     ) -> tuple[Terms, Tensor]:
-        """One step on `minibatch`, this rank's part of `size`; terms of all, the gradient's norm before the clip."""
+        """One step on `minibatch`, this rank's part of `size` samples.
+
+        Returns the terms over all of them and the gradient's norm before clipping.
+        """
         config, compute = self.config, self.compute
         gradients, terms = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
         terms = sum_gradients(self.net, gradients, terms, compute.ranks, share=len(minibatch) / size)
@@ -179,19 +184,19 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, rewarded: float) -> None:
+    def set_counts(self, env_steps: int, updates: int, reward_count: float) -> None:
         """Set the counts to those of all learners of the run together."""
-        self.env_steps, self.updates, self.rewarded = env_steps, updates, rewarded
+        self.env_steps, self.updates, self.reward_count = env_steps, updates, reward_count
 
-    def add_remote(self, env_steps: int, updates: int, rewarded: float, metrics: dict[str, float]) -> None:
+    def add_remote(self, env_steps: int, updates: int, reward_count: float, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
-        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.rewarded + rewarded)
+        self.set_counts(self.env_steps + env_steps, self.updates + updates, self.reward_count + reward_count)
         self.last_metrics = metrics or self.last_metrics
 
     def metrics(self) -> dict[str, float]:
         """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
         counts = {"env_steps": self.env_steps, "updates": self.updates}
-        noise = exploration_noise(self.config, self.rewarded)
+        noise = exploration_noise(self.config, self.reward_count)
         schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
         return {**counts, **schedules, **self.update_metrics()}
 
@@ -209,7 +214,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "rewards": max(0.0, self.rewarded),  # what workers of a3c take back at once may be more than there was
+            "rewards": max(0.0, self.reward_count),  # what workers of a3c take back at once may be more than there was
             "metrics": self.update_metrics(),
         }
 
@@ -218,8 +223,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        rewarded = state.get("rewards", 0.0)  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(rewarded))
+        reward_count = state.get("rewards", 0.0)  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(reward_count))
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

@@ -1,6 +1,6 @@
 """The one objective that every algorithm minimises.
 
-Pure mathematics on `[B]` tensors; nothing of ours is imported here.
+Pure mathematics on `[B]` tensors; this file imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def a2c_loss(
     log_eps: float = 0.0,
     behaviour_log_probs: Tensor | None = None,
 ) -> A2CLoss:
-    """Advantage actor-critic loss of a batch.
+    """Advantage actor-critic loss of a batch, with its terms.
 
     ::
 
-        A[b]  = returns[b] - stop_gradient(V[b])
-        total = -mean(rho * A * log(pi(a) + log_eps)) + value_coef * mean((returns - V)^2) - entropy_coef * mean(H(pi))
+        adv   = returns - stop_gradient(V)
+        total = -mean(rho * adv * log(pi(a) + log_eps))
+                + value_coef * mean((returns - V)^2) - entropy_coef * mean(H(pi))
         rho   = min(1, pi(a) / behaviour(a)), a constant; 1 without behaviour_log_probs
 
     Sources: Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning",
@@ -62,7 +63,8 @@ def a2c_loss(
             another policy took it.
 
     Raises:
-        ValueError: shapes that would broadcast instead of pairing element by element, or actions that are not integers.
+        ValueError: logits that are not `[B, A]` with B > 0, shapes that would broadcast instead of pairing element by
+            element, or actions that are not integers.
     """
     if logits.ndim != 2 or len(logits) == 0:
         raise ValueError(f"logits must have shape [B, A] with B > 0, got {list(logits.shape)}")

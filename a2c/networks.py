@@ -35,8 +35,8 @@ class AtariA2C(nn.Module):
     """The classic Atari network: three convolutions, then separate policy and value heads.
 
     Convolutions of 32 channels (8x8, stride 4), 64 (4x4, stride 2) and 64 (3x3, stride 1), ReLU (Mnih et
-    al., 2015); each head is 3136 -> 512 -> out for 84x84 frames. Without a `normalizer` pixels are divided
-    by 256, and a state_dict of an A2C notebook with these layers loads unchanged.
+    al., 2015); each head is 3136 -> 512 -> out for 84x84 frames. `input_shape`: `(K, S, S)`, S at least 36. Without
+    a `normalizer` pixels are divided by 256; then a state_dict with these layer names and shapes loads unchanged.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AtariA2C(nn.Module):
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
+        """`obs [B, K, S, S]` to `(logits [B, A], values [B, 1])`."""
         hidden = flat_features(obs, self)
         return self.policy(hidden), self.value(hidden)
 
@@ -97,7 +97,7 @@ class SharedA2C(nn.Module):
         orthogonal_init(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """`obs [B, 4, S, S]` to `(logits [B, A], values [B, 1])`."""
+        """`obs [B, K, S, S]` to `(logits [B, A], values [B, 1])`."""
         hidden = self.hidden(flat_features(obs, self))
         return self.policy(hidden), self.value(hidden)
 

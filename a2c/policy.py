@@ -1,7 +1,9 @@
 """The policy: a network that acts, and what it carries from one decision to the next.
 
 An `rnn_state [N, H]` is what a recurrent network carries, a row per environment; H is 0 for any other network.
-It is set to zero where an episode starts, in `step` and `replay` alone.
+It is set to zero where an episode starts: by `step` here, and by the network's own `replay`.
+
+`replay` evaluates a rollout again, with gradients; a `Replay` (`a2c.compute.graphs`) is a captured CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 
-DRY = 200  # decisions of a rollout without a reward that count as one reward less: see `count_rewards`
+UNREWARDED = 200  # decisions without a reward that lower the count of rewards by 1: see `count_rewards`
 
 
 class Decision(NamedTuple):
@@ -102,13 +104,13 @@ class Policy:
     def _sample(self, log_probs: Tensor) -> Tensor:
         """Actions `[N, 1]` with probabilities `exp(log_probs [N, A])`.
 
-        Each action has a clock that rings after an exponentially distributed time, with its probability as the
-        rate; the first to ring is taken. `torch.multinomial` samples in the same way, but it also checks the
+        With E[a] from an exponential distribution of rate 1, independent for each action, argmax_a probs[a] / E[a] is
+        action a with probability probs[a]. `torch.multinomial` samples in the same way, but it also checks the
         probabilities, for which it waits for a GPU.
         """
         probs = log_probs.exp()
-        times = torch.empty_like(probs).exponential_(1.0, generator=self.generator)
-        return (probs / times).argmax(dim=1, keepdim=True)
+        exponential = torch.empty_like(probs).exponential_(1.0, generator=self.generator)
+        return (probs / exponential).argmax(dim=1, keepdim=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next decision depends on besides the network; the tensors are the live ones."""
@@ -128,19 +130,19 @@ class Policy:
         self.rnn_state = saved.to(self.rnn_state.device)
 
 
-def exploration_noise(config: Config, rewarded: float) -> float:
-    """The scale of `Policy.perturb`: linear to 0 as `rewarded` (see `count_rewards`) rises to `exploration_rewards`."""
-    return config.exploration_noise * max(0.0, 1.0 - rewarded / config.exploration_rewards)
+def exploration_noise(config: Config, reward_count: float) -> float:
+    """The scale of `Policy.perturb`: falls linearly to 0 as `reward_count` rises to `exploration_rewards`."""
+    return config.exploration_noise * max(0.0, 1.0 - reward_count / config.exploration_rewards)
 
 
-def count_rewards(config: Config, rewarded: float, rewards: int, decisions: int) -> float:
-    """`rewarded` after a rollout of so many `decisions`, `rewards` of which had a reward: the sum of both.
+def count_rewards(config: Config, reward_count: float, rewards: int, decisions: int) -> float:
+    """`reward_count` after a rollout of `decisions` decisions, `rewards` of which had a reward other than 0.
 
-    It is `exploration_rewards` at most. A rollout without a reward takes a reward back for each `DRY` decisions, so
-    that the noise returns where a policy finds no rewards any more.
+    It grows by `rewards`, up to `exploration_rewards`. After a rollout without any it falls by 1 for every `UNREWARDED`
+    decisions, down to 0: the noise returns where the policy finds no rewards any more.
     """
-    rewarded += rewards if rewards else -decisions / DRY
-    return min(max(rewarded, 0.0), float(config.exploration_rewards))
+    reward_count += rewards if rewards else -decisions / UNREWARDED
+    return min(max(reward_count, 0.0), float(config.exploration_rewards))
 
 
 def check_finite(log_probs: Tensor) -> None:

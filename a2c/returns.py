@@ -1,6 +1,6 @@
-"""Returns: what the value head learns to predict and the policy learns to exceed.
+"""Returns: the targets of the value head; less its values, they are the advantages.
 
-Pure mathematics on `[T, N]` tensors; nothing of ours is imported here.
+Pure mathematics on `[T, N]` tensors; this file imports nothing from the package.
 """
 
 from __future__ import annotations

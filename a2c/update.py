@@ -48,12 +48,12 @@ def compute_gradients(
     off_policy: bool,
     entropy_coef: float | Tensor,
 ) -> tuple[Gradients, Terms]:
-    """Differentiate the loss of `minibatch` by the parameters of `net`; `entropy_coef`: as the schedule has it now.
+    """The gradients of the loss of `minibatch` with respect to the parameters of `net`, and its terms.
 
     `off_policy`: the policy that acted was another, older or with noise; then each sample of a rollout is weighted by
-    its importance ratio, clipped at 1. The minibatch is learned in shards, at most one per compute thread, each
-    weighted by its share of the samples: their sum is the gradient of the whole minibatch's mean loss. All is 0 where
-    there are no samples: other ranks have them all.
+    its importance ratio, clipped at 1. `entropy_coef`: the schedule's present value. The minibatch is split into
+    shards, at most one per compute thread, each weighted by its share of the samples: their sum is the gradient of the
+    whole minibatch's mean loss. All is 0 where there are no samples: other ranks have them all.
     """
     if not len(minibatch):
         return _no_gradients(net, compute)
@@ -61,7 +61,10 @@ def compute_gradients(
     weights = [len(shard) / len(minibatch) for shard in shards]
 
     def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], Terms]:
-        """Gradients, times `weight`, and terms of a shard's mean loss; threads run this at once, so `.grad` stays."""
+        """Gradients, times `weight`, and terms of a shard's mean loss.
+
+        Several threads call this at once, so it does not touch `.grad`.
+        """
         batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
         loss = a2c_loss(
             batch.logits,
@@ -123,16 +126,20 @@ def _sum_over_ranks(net: nn.Module, terms: Terms, ranks: Ranks, share: float) ->
 
 
 def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
-    """Clip the gradients to the L2 norm `max_grad_norm` (0: no clip), all together, and step; the norm before."""
+    """Clip the gradients of all parameters together to the L2 norm `max_grad_norm` (0: no clipping) and take a step.
+
+    Returns the norm before clipping.
+    """
     norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm or math.inf)
     optimizer.step()
     return norm
 
 
 def check_steps(done: Sequence[tuple[Terms, Tensor]], net: nn.Module, updates: int) -> None:
-    """FloatingPointError naming the first bad quantity of the steps `done`, after which there were `updates`.
+    """Raise FloatingPointError where a loss, a gradient's norm or a parameter of `net` is NaN or infinite.
 
-    One copy to the host for all of them.
+    It names the first of the steps `done` where one is; `updates`: number of the last step. One copy to the host for
+    all of them.
     """
     if not done:
         return
@@ -160,7 +167,7 @@ def describe_update(
     """Metrics of an update whose gradients `net` still holds (see `METRICS`); floats, copied from the device."""
     norm, loss = float(grad_norm), terms.loss
     entries = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))  # the metrics are of the gradient before the clip
+    undo_clip = max(1.0, norm / (max_grad_norm or math.inf))  # the metrics are of the gradient before clipping
     return {
         "advantage": float(loss.advantage),
         "values": float(terms.values),

@@ -36,7 +36,7 @@ GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all
 GAMES_TITLE = (
     "Unclipped scores of frozen policies, 100 episodes: actions sampled, none sticky, up to 30 no-ops. One seed each;\n"
     "intervals are of the mean over episodes. Human: the human-normalised score. [Zoo](results/README.md#zoo):\n"
-    "RL Baselines3 Zoo, one run of 10 million decisions; at 2 M, its training episodes there.\n\n"
+    "RL Baselines3 Zoo, one run of 10 million decisions; at 2 M: its training episodes' mean.\n\n"
 )
 ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),

@@ -12,7 +12,7 @@ from mypy import api
 import a2c
 
 PACKAGE = Path(a2c.__file__).parent
-WINGS = {  # in the order of imports; None: the files of the method, which lie on top
+SUBPACKAGES = {  # in the order of imports; None: the files of the method, which lie on top
     "config": ("presets", "validation", "config", "resolve"),
     "processes": ("place", "errors", "watchdog", "start", "signals", "pool"),
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
@@ -49,7 +49,9 @@ WINGS = {  # in the order of imports; None: the files of the method, which lie o
     ),
     "cli": ("options", "short_help", "flags", "grid", "commands"),
 }
-ORDER = [f"{wing}.{name}" if wing else name for wing, names in WINGS.items() for name in names] + ["__main__"]
+ORDER = [
+    f"{subpackage}.{name}" if subpackage else name for subpackage, names in SUBPACKAGES.items() for name in names
+] + ["__main__"]
 WITHOUT_TORCH = ("config", "processes", "envs", "metrics", "cli")
 FILES = [PACKAGE / f"{name.replace('.', '/')}.py" for name in ORDER]
 EVERY_FILE = sorted(PACKAGE.rglob("*.py"))
@@ -79,10 +81,10 @@ def imports_of_ours(path):
     return found
 
 
-def test_the_top_of_the_package_shows_the_method_and_the_wings_and_nothing_else():
-    wings = {wing for wing in WINGS if wing}
+def test_the_top_of_the_package_shows_the_method_and_the_subpackages_and_nothing_else():
+    subpackages = {subpackage for subpackage in SUBPACKAGES if subpackage}
     ours = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
-    assert ours == wings | {f"{name}.py" for name in (*WINGS[None], "__init__", "__main__")} | {"py.typed"}
+    assert ours == subpackages | {f"{name}.py" for name in (*SUBPACKAGES[None], "__init__", "__main__")} | {"py.typed"}
     assert {name_of(path) for path in EVERY_FILE if path.stem != "__init__"} == set(ORDER)
 
 
@@ -104,11 +106,11 @@ def test_a_name_is_imported_from_the_module_that_defines_it(path):
             assert {name.name for name in node.names} <= defined, node.module
 
 
-@pytest.mark.parametrize("wing", [wing for wing in WINGS if wing])
-def test_the_init_file_of_a_wing_has_a_docstring_and_imports_from_its_own_wing_only(wing):
-    face = PACKAGE / wing / "__init__.py"
+@pytest.mark.parametrize("subpackage", [subpackage for subpackage in SUBPACKAGES if subpackage])
+def test_the_init_file_of_a_subpackage_has_a_docstring_and_imports_from_its_own_subpackage_only(subpackage):
+    face = PACKAGE / subpackage / "__init__.py"
     assert ast.get_docstring(tree_of(face))
-    assert all(name.startswith(f"{wing}.") for name in imports_of_ours(face))
+    assert all(name.startswith(f"{subpackage}.") for name in imports_of_ours(face))
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "a3c", "ga3c"])
@@ -127,8 +129,8 @@ def test_imports_of_ours_finds_imports_in_functions_too():
     assert found >= {"cli.options", "run.trainer", "tools.evaluate"}  # two of them inside functions
 
 
-def test_these_wings_load_without_torch():
-    names = [f"a2c.{wing}.{name}" for wing in WITHOUT_TORCH for name in WINGS[wing]]
+def test_these_subpackages_load_without_torch():
+    names = [f"a2c.{subpackage}.{name}" for subpackage in WITHOUT_TORCH for name in SUBPACKAGES[subpackage]]
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     code += "    if 'torch' in sys.modules:\n        sys.exit(f'{name} loads torch')"
     done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, timeout=60)
@@ -136,7 +138,7 @@ def test_these_wings_load_without_torch():
 
 
 def test_the_settings_load_without_anything_heavy():
-    names = ", ".join(f"a2c.config.{name}" for name in WINGS["config"])
+    names = ", ".join(f"a2c.config.{name}" for name in SUBPACKAGES["config"])
     code = f"import sys, {names}; print(sorted({{'gymnasium', 'numpy', 'cv2', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"

@@ -20,7 +20,7 @@ from a2c.envs.make import make_envs
 from a2c.learner import Learner, Shared, entropy_coef, learning_rate
 from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
-from a2c.policy import DRY, exploration_noise, initial_state, replay
+from a2c.policy import UNREWARDED, exploration_noise, initial_state, replay
 from a2c.rollout import Rollout
 from a2c.update import Terms
 
@@ -309,7 +309,7 @@ def test_exploration_noise_falls_with_rewards_and_returns_where_there_are_none()
     config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, epochs=2)
     config = replace(config, exploration_noise=2.0, exploration_rewards=4)
     rollout, seen = random_rollout(envs=10), []
-    share = len(rollout) / DRY  # what a rollout without a reward takes back
+    share = len(rollout) / UNREWARDED  # what a rollout without a reward takes back
     with closing(Compute(config)) as compute:
         learner, resumed = (Learner(config, spaces((4,), 3), compute) for _ in range(2))
         for rewards in ([0.0, 0.0], [1.0, -0.5], [0.0, 0.0], [100.0, 0.0], [-1.0, 1.0], [0.0, 0.0]):
@@ -318,12 +318,12 @@ def test_exploration_noise_falls_with_rewards_and_returns_where_there_are_none()
             learner.learn(rollout)
             resumed.load_state_dict(learner.state_dict())
             assert learner.metrics()["exploration_noise"] == resumed.metrics()["exploration_noise"]
-            assert resumed.metrics()["exploration_noise"] == pytest.approx(2.0 - resumed.rewarded / 2)
-            seen.append(resumed.rewarded)
+            assert resumed.metrics()["exploration_noise"] == pytest.approx(2.0 - resumed.reward_count / 2)
+            seen.append(resumed.reward_count)
         old = {name: value for name, value in learner.state_dict().items() if name != "rewards"}
         resumed.load_state_dict(old)
     assert seen == pytest.approx([0, 2, 2 - share, 3 - share, 4, 4 - share])  # 0 to 4
-    assert resumed.rewarded == 0 and resumed.env_steps == learner.env_steps
+    assert resumed.reward_count == 0 and resumed.env_steps == learner.env_steps
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():

@@ -18,7 +18,7 @@ from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.policy import exploration_noise
 
-GROUPS = 1024  # more groups of environments than any rank has: each samples with a seed of its own
+GROUPS = 1024  # sampling seeds kept for each rank, one per group of environments; no rank has more groups
 
 
 class A2C:
@@ -64,8 +64,8 @@ class A2C:
         return stats._replace(seconds=stats.seconds | {"learn": time.perf_counter() - began})
 
     def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
-        """Fill `collected`; what this rank did, and the steps in which its episodes ended."""
-        noise = exploration_noise(self.config, self.learner.rewarded)
+        """Fill `collected`; returns what this rank did, and the t in which each of its episodes ended."""
+        noise = exploration_noise(self.config, self.learner.reward_count)
         collected = self.collected = self.collector.collect(self.learner.updates, noise)
         rows = self.compute.ranks.rows(self.config.num_envs)
         episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]

@@ -26,7 +26,7 @@ from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 
-SLOW = "torch._dynamo"  # what the first step of an optimiser imports, in seconds
+OPTIMIZER_IMPORT = "torch._dynamo"  # by an optimiser's first step, and takes seconds: done before the run
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
 
 
@@ -35,7 +35,7 @@ class SharedCounters(NamedTuple):
 
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
-    rewarded: Tensor  # [W + 1] float64, what each has changed of `Learner.rewarded`
+    reward_count: Tensor  # [W + 1] float64, what each has changed of `Learner.reward_count`
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
     statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
 
@@ -49,7 +49,7 @@ class WorkerReport(NamedTuple):
 
     stats: TrainingStats
     updates: int
-    rewarded: float  # the change of `Learner.rewarded`
+    reward_count: float  # the change of `Learner.reward_count`
     metrics: dict[str, float]  # of its last update; mostly empty
 
 
@@ -71,13 +71,13 @@ class A3C:
         allow_workers(config, tasks)
         statistics = slots_like(learner.normalizer, len(tasks))
         env_steps, updates = (torch.tensor([0] * len(tasks) + [n]) for n in (learner.env_steps, learner.updates))
-        rewarded = torch.tensor([0.0] * len(tasks) + [learner.rewarded], dtype=torch.float64)
-        self.counters = counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(-1), statistics)
+        reward_count = torch.tensor([0.0] * len(tasks) + [learner.reward_count], dtype=torch.float64)
+        self.counters = counters = SharedCounters(env_steps, updates, reward_count, torch.tensor(-1), statistics)
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
         move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:-1], *seen])
         arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
-        self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[SLOW])
+        self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[OPTIMIZER_IMPORT])
         self.workers.await_all()
         learner.sync(statistics)
         counters.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
@@ -91,7 +91,7 @@ class A3C:
         assert self.workers is not None
         reports: list[WorkerReport] = [report for _, report in self.workers.receive()]
         for report in reports:
-            self.learner.add_remote(report.stats.env_steps, report.updates, report.rewarded, report.metrics)
+            self.learner.add_remote(report.stats.env_steps, report.updates, report.reward_count, report.metrics)
         self.learner.sync(self.counters.statistics)
         return merge_stats([report.stats for report in reports], len(self.workers.processes))
 
@@ -143,25 +143,27 @@ def run_worker(
         counters.updates[number] += 1
         return int(counters.updates.sum())
 
-    import_module(SLOW)
+    import_module(OPTIMIZER_IMPORT)
     pipe.send(READY)
     while counters.limit < 0:
         time.sleep(0.001)
     sent = time.perf_counter() - METRICS_EVERY
     while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
-        rewarded = float(counters.rewarded.sum())
-        noise = exploration_noise(config, rewarded)
+        reward_count = float(counters.reward_count.sum())
+        noise = exploration_noise(config, reward_count)
         rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()), noise)
         began = time.perf_counter()
         before = int(counters.updates[number])
-        learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), rewarded)
+        learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), reward_count)
         learner.learn(rollout, count=count)
         counters.env_steps[number] += len(rollout)
-        counters.rewarded[number] += learner.rewarded - rewarded
+        counters.reward_count[number] += learner.reward_count - reward_count
         now = time.perf_counter()
         metrics = {}
         if now - sent >= METRICS_EVERY or counters.finished():
             metrics, sent = learner.update_metrics(), now
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
-        pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, learner.rewarded - rewarded, metrics))
+        pipe.send(
+            WorkerReport(stats, int(counters.updates[number]) - before, learner.reward_count - reward_count, metrics)
+        )

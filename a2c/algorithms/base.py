@@ -20,7 +20,10 @@ class TrainingStats(NamedTuple):
 
 
 def merge_ranks(parts: Sequence[tuple[TrainingStats, Sequence[int]]]) -> TrainingStats:
-    """What every rank did, each with the steps in which its episodes ended: sums, and all episodes as they ended."""
+    """The stats of all ranks as one: sums, and all episodes in the order in which they ended.
+
+    `parts`: of each rank its stats, and the t in which each of its episodes ended.
+    """
     ended = [(t, episode) for stats, steps in parts for t, episode in zip(steps, stats.episodes, strict=True)]
     merged = merge_stats([stats for stats, _ in parts], workers=len(parts))
     return merged._replace(episodes=[episode for _, episode in sorted(ended)])

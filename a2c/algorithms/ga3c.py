@@ -32,7 +32,7 @@ from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
-REWARDED = struct.Struct("d")  # a reply to an actor: `Learner.rewarded`
+REWARD_COUNT = struct.Struct("d")  # a reply to an actor: `Learner.reward_count`
 
 
 class GA3C:
@@ -55,7 +55,7 @@ class GA3C:
             buffers = make_buffers(len(task.seeds), self.spaces, getattr(learner.net, "rnn_state_size", 0))
             here, there = Pipe()
             all_buffers[here] = buffers
-            arguments.append((task, buffers, there, learner.rewarded))
+            arguments.append((task, buffers, there, learner.reward_count))
         self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
         for _, _, there, _ in arguments:
             there.close()  # so that the actor's end is the only one
@@ -88,7 +88,7 @@ class GA3C:
         return TrainingStats(self.learner.env_steps - before, learned, seconds)
 
     def _learn(self) -> list[Episode]:
-        """Learn what is in the queue, as `a2c` learns a rollout, in minibatches no smaller than a2c's.
+        """Learn from what is in the queue, as `a2c` does from a rollout, in minibatches no smaller than a2c's.
 
         Returns the episodes that ended in it. They are counted together with their decisions, so that going back to
         an earlier state drops both or neither.
@@ -102,7 +102,7 @@ class GA3C:
         self.learner.learn(learned.rollout, num_minibatches=num_minibatches)
         self.predictor.sync()
         self.queue = []
-        self.workers.reply(self.waiting, REWARDED.pack(self.learner.rewarded))
+        self.workers.reply(self.waiting, REWARD_COUNT.pack(self.learner.reward_count))
         self.waiting = []
         return learned.episodes
 
@@ -134,9 +134,9 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
 
 
 def run_actor(
-    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, rewarded: float, pipe: Connection
+    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, reward_count: float, pipe: Connection
 ) -> None:
-    """One actor: environments, and no network of its own. `rewarded`: see `Learner`.
+    """One actor: environments, and no network of its own. `reward_count`: see `Learner`.
 
     It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
@@ -146,10 +146,10 @@ def run_actor(
     collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
     pipe.send(collector.next_obs.numpy())
     while True:
-        collected = collector.collect(noise=exploration_noise(task.config, rewarded))
+        collected = collector.collect(noise=exploration_noise(task.config, reward_count))
         names = [field.name for field in fields(Rollout) if field.name != "obs"]
         arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
         # Until the learner has reached this rollout: else the policy lag would grow without bound.
-        (rewarded,) = REWARDED.unpack(pipe.recv_bytes())
+        (reward_count,) = REWARD_COUNT.unpack(pipe.recv_bytes())

@@ -1,4 +1,4 @@
-"""Batches as A2C notebooks make them: sliding n-step windows over the rollouts of a2c (`--sliding-batch`)."""
+"""Sliding n-step windows over the rollouts of a2c (`--sliding-batch`), as textbook programs have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SlidingWindows:
 
     Feed it rollouts; each decision becomes one `Experience` as soon as its window of
     `reward_steps` decisions is complete or its episode ends. Windows run on across updates, as
-    they do in such notebooks, so up to n - 1 of their rewards come from a slightly newer policy.
+    they do in such programs, so up to n - 1 of their rewards come from a slightly newer policy.
     """
 
     def __init__(self, num_envs: int, reward_steps: int, batch_size: int, gamma: float, reward_clip: float) -> None:

@@ -52,12 +52,12 @@ def worker_backend(config: Config) -> Backend:
 
 
 def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
-    """Distribute the environments over the workers, those of a3c in whole batches.
+    """Distribute the environments over the workers, those of a3c in whole minibatches.
 
-    A batch has the size of a2c's (`Rollout.split`) on every machine, and there are as many per rollout. So a3c has at
-    most `num_minibatches` workers. Each shuffles the decisions of its own environments. Where there are more batches
-    than environments, a worker's share of them is that of its environments, rounded: they are at most twice as
-    large as a2c's.
+    A minibatch has the size of a2c's (`Rollout.split`) on every machine, and there are as many per rollout. So a3c has
+    at most `num_minibatches` workers. Each shuffles the decisions of its own environments. Where there are more
+    minibatches than environments, a worker's share of them is that of its environments, rounded: they are at most
+    twice as large as a2c's.
     """
     batches, envs = config.num_minibatches, config.num_envs
     seeds, workers = run_seeds(config, env_steps), worker_count(config)

@@ -83,9 +83,9 @@ class Compute:
         return not wait(self.calls, PATIENCE).not_done
 
     def shards(self, size: int) -> int:
-        """Number of shards to learn `size` samples in: at most one per thread; one on a GPU.
+        """Number of shards to split `size` samples into: at most one per thread; one on a GPU.
 
-        More of them cost more than they save: probably they wait for Python's lock, and one adds up all gradients.
+        More of them cost more than they save: probably they wait for the GIL, and one adds up all gradients.
         For 160 to 170 samples three were best on 16 cores, or within 6 % (docs/performance.md). For other sizes the
         root is a guess.
         """

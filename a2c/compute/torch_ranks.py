@@ -135,7 +135,7 @@ class TorchRanks(Ranks):
         if not self.closed.is_set():
             self.closed.set()
             self.heart.join(ROLL_CALL)
-            # A thread of gloo drops the tensors of its last call after the call has returned, and needs Python's lock
+            # A thread of gloo drops the tensors of its last call after the call has returned, and needs the GIL
             # for that. In an interpreter that exits it cannot have it: the process would abort.
             time.sleep(SETTLE)
             dist.destroy_process_group()

@@ -75,7 +75,7 @@ class Config:
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
     """Minibatches per rollout, one optimiser step each (count; whole windows: at most num_envs)."""
     shuffle: bool = True
-    """Learn a rollout's decisions in random order, else whole windows (as lstm and sliding_batch always do)."""
+    """Learn from a rollout's decisions in random order, else from whole windows (as lstm always does)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Times each rollout is learned from, with importance ratios clipped at 1 (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0

@@ -10,8 +10,9 @@ obs        [N, K, S, S] uint8      K = frame_stack, newest frame last, S = frame
 rewards    [N] float32             raw points of this step, not clipped
 terminated [N] bool                the episode ended by the rules of the game (or, with `terminal_on_life_loss`, a life
                                    was lost)
-truncated  [N] bool                the episode was cut off at `max_episode_frames`; where a life was lost in the same
-                                   step, `terminated` is set too (not by native, which reports the next episode's lives)
+truncated  [N] bool                the episode was cut off, at `max_episode_frames` (other ids: at the environment's own
+                                   limit); where a life was lost in the same step, `terminated` is set too (not by
+                                   native, which reports the next episode's lives)
 info       "final_obs"             {row: the true last observation} of exactly the rows that ended
 info       "episodes"              list of `Episode`, one per episode that ended in this step; a lost life ends none
 ========== ======================= ==========================================================

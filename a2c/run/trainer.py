@@ -103,11 +103,11 @@ class Trainer:
         return introduction(self.config, self.spaces, self.learner.net, self.compute, self.run_dir)
 
     def run(self) -> TrainingResult:
-        """Train until the target, the budget or a signal, once.
+        """Train until the target, the budget or a signal. Call it once.
 
         Raises ValueError (the directory is in use), WorkerError (an environment fails again and again),
-        FloatingPointError (a gradient is NaN or infinite), OSError (the last checkpoint cannot be written)
-        or KeyboardInterrupt (a second SIGINT).
+        FloatingPointError (logits, a loss, a gradient or a parameter is NaN or infinite), OSError (the last checkpoint
+        cannot be written), RuntimeError (it has run before) or KeyboardInterrupt (a second SIGINT).
         """
         with stop_on_signals(self.stop):
             for _ in self:
@@ -194,7 +194,7 @@ class Trainer:
                 self.episodes = stats.episodes
                 return False
             self.state.save_when_due(self.outputs)  # checkpoint; state in memory
-            stats = self.algorithm.training_step()  # collect a rollout [T, N], learn it
+            stats = self.algorithm.training_step()  # collect a rollout [T, N], learn from it
             self.outputs.log(stats, self.learner.metrics)  # rows, when due
             self.episodes = stats.episodes
         except WorkerError as error:

@@ -129,9 +129,25 @@ def evaluate(
 ) -> np.ndarray:
     """Scores `[episodes]` (float64, points) of whole episodes played by the run's frozen policy.
 
-    Actions are sampled from the policy, as in training, or the most likely ones (`greedy`). `checkpoint`: as in
-    `checkpoint_path`, None for the best one. `threads`: compute threads, 0 for one per core. A lost life does not end
-    an episode, rewards are not clipped. `network` and `env_fn`: what the `Trainer` was given. Raises what `play` does.
+    Actions are sampled from the policy, as in training, or the most likely ones (`greedy`). A lost life does not end
+    an episode, rewards are not clipped.
+
+    Args:
+        run_dir: a run directory, one with an exported policy, or a checkpoint.
+        episodes: how many, at least 1; at most 10 environments play them.
+        checkpoint: `latest.pt`, `best.pt` or `policies/...` of the run, or the path of another file; None:
+            `best.pt` where there is one, else `latest.pt`.
+        greedy: take the most likely actions.
+        seed: of environments and sampling, 0 to 2^31 - 1.
+        cuda: act on the GPU where there is one.
+        threads: compute threads, 0 for one per core.
+        network, env_fn: what the `Trainer` was given.
+
+    Raises:
+        ValueError: bad arguments, or an environment that is unknown here.
+        CheckpointError: a ValueError: a checkpoint that cannot be used.
+        WorkerError: an environment that fails.
+        FloatingPointError: the policy's outputs are NaN or infinite.
     """
     options = {"checkpoint": checkpoint, "greedy": greedy, "seed": seed, "cuda": cuda, "threads": threads}
     return play(run_dir, episodes, **options, custom=Custom(network, env_fn)).scores  # type: ignore[arg-type]

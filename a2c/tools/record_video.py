@@ -64,12 +64,12 @@ def record_video(
     Episode i has the seed `seed + i`. `episodes` of them follow each other in the video; with `best_of`, as many are
     played, and the one with the highest score is played again for the video. Each ends after `max_length` decisions
     where it has not ended before. `overlay` draws value estimate and action probabilities beside the picture. `watch`
-    is called after each decision. `network` and `env_fn`: what the `Trainer` was given.
+    is called after each decision. `checkpoint`, `greedy`, `network` and `env_fn`: as in `evaluate`.
 
     `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or package, numbers out of range, or an environment that cannot be rendered, OSError
     where the video cannot be written, WorkerError for an environment that fails, FloatingPointError where the policy's
-    outputs are NaN or infinite, and what `load_policy` raises.
+    outputs are NaN or infinite, and CheckpointError (a ValueError) for a checkpoint that cannot be used.
     """
     out = Path(out)
     check_writer(out)

@@ -203,15 +203,15 @@ def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
 
         learner.optimizer.step = note
         env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
-        rewarded = torch.tensor([0.0, 200.0, 300.0]).double()
-        counters = SharedCounters(env_steps, updates, rewarded, torch.tensor(40_001), [])
+        reward_count = torch.tensor([0.0, 200.0, 300.0]).double()
+        counters = SharedCounters(env_steps, updates, reward_count, torch.tensor(40_001), [])
         sent, noises, perturb = [], [], Policy.perturb
         monkeypatch.setattr(Policy, "perturb", lambda self, scale: (noises.append(scale), perturb(self, scale)))
         run_worker(
             task, spaces((4,), 2), learner.net, learner.optimizer, counters, True, SimpleNamespace(send=sent.append)
         )
     report = sent[-1]
-    assert noises == [0.5] and rewarded.tolist() == [8 * 32, 200, 300] and report.rewarded == 8 * 32
+    assert noises == [0.5] and reward_count.tolist() == [8 * 32, 200, 300] and report.reward_count == 8 * 32
     assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
     assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
@@ -224,7 +224,7 @@ def test_workers_that_take_back_rewards_at_once_leave_a_checkpoint_that_can_be_r
         for _ in range(2):  # both had read a count of 5, and found no reward in 1,000 decisions
             learner.add_remote(1000, 1, -5.0, {})
         learner.add_remote(1000, 1, 5.0, {})  # the next one sees -5, and begins at 0
-        assert learner.rewarded == -5.0 and learner.state_dict()["rewards"] == 0.0
+        assert learner.reward_count == -5.0 and learner.state_dict()["rewards"] == 0.0
 
 
 def test_workers_begin_with_the_exact_counts_of_earlier_sessions(tmp_path):

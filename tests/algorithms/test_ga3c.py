@@ -142,7 +142,7 @@ def test_actor_collects_as_a_collector_with_the_network_would(setting):
     config, spaces, learner, compute = setting
     config = config.__class__(**{**vars(config), "workers": 2})
     before, taken = copy.deepcopy(learner.net), []
-    learner.rewarded = config.exploration_rewards // 2  # of a resumed run
+    learner.reward_count = config.exploration_rewards // 2  # of a resumed run
     noise = config.exploration_noise / 2
     algorithm = GA3C(config, spaces, learner, compute)
     learner.learn = lambda rollout, num_minibatches: taken.extend(copy.deepcopy(rollout).split(num_minibatches // 2))
@@ -185,7 +185,7 @@ def test_actors_have_no_noise_once_the_run_has_learned_from_enough_rewards(rewar
     whole.learner.learn = compare
     assert whole.run().exit_code == 0
     assert len(apart) == 5  # rollouts of 32 decisions in 4 environments, each paid
-    assert whole.learner.rewarded == min(rewards, 640)
+    assert whole.learner.reward_count == min(rewards, 640)
     assert apart[0] > 0.1 and (max(apart[1:]) < 1e-3) == (rewards == 64)
 
 

@@ -105,7 +105,7 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size, changes):
     rollouts = [some_rollout(seed) for seed in (0, 1)]
     alone = learned(Ranks(), config, rollouts)
     assert alone.updates == 2 * config.epochs * config.num_minibatches
-    assert bool(alone.rewarded) == bool(config.exploration_noise)
+    assert bool(alone.reward_count) == bool(config.exploration_noise)
     assert not torch.allclose(
         first_parameters()["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3
     )
@@ -133,7 +133,7 @@ def custom_learner(net: nn.Module, compute: Compute) -> Learner:
 def check_equal(learner: Learner, alone: Learner) -> None:
     """A rank's learner has the counts, the last gradients, the parameters and the metrics of one that is `alone`."""
     assert (learner.env_steps, learner.updates) == (alone.env_steps, alone.updates)
-    assert learner.rewarded == alone.rewarded
+    assert learner.reward_count == alone.reward_count
     gradients = [[parameter.grad for parameter in one.net.parameters()] for one in (learner, alone)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(learner.net.state_dict(), alone.net.state_dict(), rtol=1e-4, atol=1e-5)
