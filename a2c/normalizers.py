@@ -53,7 +53,7 @@ class PixelNorm(nn.Module):
     @torch.no_grad()
     def update(self, frames: Tensor, ranks: Ranks = ALONE, steps: int = 1) -> None:
         """Merge the statistics of all ranks' `frames [B, H, W]` or `[B, C, H, W]` (Chan et al., 1983, eq. 2.1)."""
-        # Moments about a number near the mean: five times as fast as torch.var_mean along this dimension.
+        # Moments about a number near the mean: faster than torch.var_mean along this dimension.
         near = self.mean.float()
         deviation = frames.to(torch.float32, copy=True).sub_(near)
         shift = deviation.mean(dim=0)

@@ -128,7 +128,7 @@ class Rollout:
         returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
         tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten()
         for index in indices:
-            # obs[index] would copy number by number, and take 20 times as long.
+            # obs[index] would copy number by number, and take much longer.
             yield ShuffledMinibatch(*(tensor.index_select(0, index) for tensor in tensors))
 
     def slice_envs(self, low: int, high: int) -> Rollout:

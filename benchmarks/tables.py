@@ -10,7 +10,6 @@ seed that was run is counted; a run that missed its target is a row, or a part o
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from comparisons import about, learning, measured, search, table
+from comparisons import learning, measured, search, table
+from game_scores import GAMES, LONG, after_2_million, after_10_million
 from scaling_model import fit
 from trials import sticky_trials, trials
 
-from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import median, moving_mean, read_episodes
 
@@ -31,23 +30,6 @@ RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))  # hosts, ranks, threads, envs
 PRICE = 0.04  # USD per core hour, an assumption
-LONG = ("breakout", "qbert")  # trained for 10 million decisions
-GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
-GAMES_TITLE = (
-    "Unclipped scores of frozen policies, 100 episodes: actions sampled, none sticky, up to 30 no-ops. One seed each;\n"
-    "intervals are of the mean over episodes. Human: the human-normalised score. [Zoo](results/README.md#zoo):\n"
-    "RL Baselines3 Zoo, one run of 10 million decisions; at 2 M: its training episodes' mean.\n\n"
-)
-ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
-    "BeamRider": (2_890, 3_397),
-    "Breakout": (280, 398),
-    "Enduro": (0, 996),
-    "MsPacman": (1_672, 1_754),
-    "Pong": (17.3, 21.0),
-    "Qbert": (3_882, 15_627),
-    "Seaquest": (1_721, 1_784),
-    "SpaceInvaders": (627, 960),
-}
 
 
 def read_all(group: Path) -> list[dict[str, Any]]:
@@ -136,34 +118,6 @@ def sb3(group: Path) -> str:
     return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 
 
-def games(*groups: Path) -> str:
-    """A row per game, a table per commit and processor: the published policies, frozen. Empty without a game."""
-    header = ("game", "decisions", "mean (95 % interval)", "human", "Zoo A2C at 2 M", "Zoo A2C", "Zoo PPO")
-    early, rows = zoo_at_2_million(), dict[str, list[Sequence[str]]]()
-    for group in groups:
-        rows.setdefault(measured([about(group)]), []).append(game(group, early))
-    return GAMES_TITLE + "\n".join(line + table(header, part) for line, part in rows.items()) if groups else ""
-
-
-def game(group: Path, early: dict[str, float]) -> Sequence[str]:
-    """The cells of `games` for a game."""
-    figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
-    name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
-    mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-    others = [f"{figures['human_normalized']:.0%}", f"{early[name]:,.1f}" if name in early else "-"]
-    others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-    return f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others
-
-
-def zoo_at_2_million() -> dict[str, float]:
-    """Mean scores of A2C's training episodes in RL Baselines3 Zoo that ended near 2 million decisions, per game."""
-    scores: dict[str, list[float]] = {}
-    with open(RESULTS / "zoo.csv", newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            scores.setdefault(row["game"], []).append(float(row["score"]))
-    return {game: float(np.mean(values)) for game, values in scores.items()}
-
-
 def runs_of(group: Path) -> list[Path]:
     """The run directories of a group, in order of their names."""
     return sorted(path.parent for path in group.glob("**/episodes.csv"))
@@ -192,8 +146,8 @@ Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
-        "games": (games, LONG),
-        "more-games": (games, sorted(GAMES - set(LONG))),
+        "games": (after_10_million, LONG),
+        "more-games": (after_2_million, sorted(GAMES - set(LONG))),
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "strict": (learning, ["strict"]),

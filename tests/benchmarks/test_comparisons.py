@@ -11,6 +11,7 @@ from pathlib import Path
 import fake_train
 import pytest
 import tables
+from comparisons import about
 from keep import keep
 
 from a2c.cli.flags import parse_command
@@ -175,6 +176,6 @@ def test_every_command_in_results_is_one_that_a2c_takes_and_has_a_table(line, na
 @pytest.mark.parametrize("summary", sorted(ROOT.glob("results/*/summary.csv")), ids=lambda path: path.parent.name)
 def test_every_comparison_in_results_was_made_by_its_command(summary):
     (line,) = (line for line, name in LINES if name == summary.parent.name)
-    command = tables.about(summary.parent)["command"]
+    command = about(summary.parent)["command"]
     made_by = [command] if isinstance(command, str) else command
     assert line.split()[1:] in [shlex.split(one)[3:] for one in made_by]  # out may have been elsewhere

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import game_scores
 import pytest
 import tables
 from trials import sticky_trials, trials
@@ -75,7 +76,7 @@ def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
 def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "human_normalized": 0.512}
     (tmp_path / "zoo.csv").write_text("game,environment,frames,score\nPong,0,450000,-20\nPong,3,550000,-19\n")
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
     for name, env, env_steps in (
         ("boxing", "BoxingNoFrameskip-v4", 2_000_000),
         ("qbert", "QbertNoFrameskip-v4", 10_000_000),
@@ -85,17 +86,18 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
         (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
         facts = {**figures, "env": env, "env_steps": env_steps}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(facts))
-    text = tables.games(*(tmp_path / name for name in ("boxing", "qbert", "pong")))
+    groups = [tmp_path / name for name in ("boxing", "qbert", "pong")]
+    text = game_scores.after_2_million(*groups)
     mean = "1,234.6 (1,200.0 to 1,300.0)"
     title, machine, rows = text.split("\n\n")
-    assert "RL Baselines3 Zoo" in title and machine == "Commit abc1234, 2 cores of X, torch 2."
+    assert "RL Baselines3 Zoo" in title and "at 2 M" in title and machine == "Commit abc1234, 2 cores of X, torch 2."
     assert rows.splitlines()[2:] == [
         f"| [Boxing](results/boxing) | 2,000,000 | {mean} | 51% | - | - | - |",
         f"| [Qbert](results/qbert) | 10,000,000 | {mean} | 51% | - | 3,882 | 15,627 |",
         f"| [Pong](results/pong) | 2,000,000 | {mean} | 51% | -19.5 | 17.3 | 21.0 |",
     ]
     (tmp_path / "qbert" / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
-    again, *parts = tables.games(*(tmp_path / name for name in ("boxing", "qbert", "pong"))).split("\n\n")
+    again, *parts = game_scores.after_2_million(*groups).split("\n\n")
     assert again == title and [part.splitlines()[2:] or part for part in parts] == [
         machine,
         [rows.splitlines()[2], rows.splitlines()[4]],
@@ -104,8 +106,17 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     ]
 
 
+def test_games_of_10_million_decisions_have_no_column_of_2_million(tmp_path):
+    facts = {"mean": 1.0, "interval": [0.5, 1.5], "human_normalized": 1.0, "env_steps": 10_000_000}
+    (tmp_path / "about.json").write_text(json.dumps(ABOUT))
+    (tmp_path / "evaluation.json").write_text(json.dumps({**facts, "env": "PongNoFrameskip-v4"}))
+    title, _, rows = game_scores.after_10_million(tmp_path).split("\n\n")
+    assert "at 2 M" not in title and "| human | Zoo A2C | Zoo PPO |" in rows
+    assert rows.splitlines()[2].endswith("| 10,000,000 | 1.0 (0.5 to 1.5) | 100% | 17.3 | 21.0 |")
+
+
 def test_games_without_a_game_are_empty():
-    assert tables.games() == ""
+    assert game_scores.after_2_million() == game_scores.after_10_million() == ""
 
 
 def test_gpu_table_has_the_medians_of_files_with_cuda_graphs_without_and_without_the_gpu(tmp_path):

@@ -1,0 +1,73 @@
+"""Tables of the games of the preset `atari`: the published policies, frozen, beside RL Baselines3 Zoo."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from comparisons import about, measured, table
+
+from a2c.envs.single import ATARI_SUFFIX
+
+RESULTS = Path(__file__).parents[1] / "results"
+LONG = ("breakout", "qbert")  # trained for 10 million decisions
+GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
+TITLE = (
+    "Unclipped scores of frozen policies, 100 episodes: actions sampled, none sticky, up to 30 no-ops. One seed each;\n"
+    "intervals are of the mean over episodes. Human: the human-normalised score. [Zoo](results/README.md#zoo):\n"
+    "RL Baselines3 Zoo, one run of 10 million decisions{}.\n\n"
+)
+ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
+    "BeamRider": (2_890, 3_397),
+    "Breakout": (280, 398),
+    "Enduro": (0, 996),
+    "MsPacman": (1_672, 1_754),
+    "Pong": (17.3, 21.0),
+    "Qbert": (3_882, 15_627),
+    "Seaquest": (1_721, 1_784),
+    "SpaceInvaders": (627, 960),
+}
+
+
+def after_10_million(*groups: Path) -> str:
+    """Games that were trained for 10 million decisions."""
+    return _tables(groups, {})
+
+
+def after_2_million(*groups: Path) -> str:
+    """Games that were trained for 2 million decisions, also beside the Zoo's scores after as many."""
+    return _tables(groups, zoo_at_2_million())
+
+
+def _tables(groups: Sequence[Path], early: dict[str, float]) -> str:
+    """A row per game, a table per commit and processor. Empty without a game. `early`: the Zoo's, by game, if any."""
+    header = ("game", "decisions", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early else []))
+    title = TITLE.format("; at 2 M: its training episodes' mean" if early else "")
+    rows = dict[str, list[Sequence[str]]]()
+    for group in groups:
+        rows.setdefault(measured([about(group)]), []).append(_row(group, early))
+    parts = [line + table((*header, "Zoo A2C", "Zoo PPO"), part) for line, part in rows.items()]
+    return title + "\n".join(parts) if groups else ""
+
+
+def _row(group: Path, early: dict[str, float]) -> Sequence[str]:
+    figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+    name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
+    mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
+    others = [f"{figures['human_normalized']:.0%}"]
+    if early:
+        others.append(f"{early[name]:,.1f}" if name in early else "-")
+    others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
+    return f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others
+
+
+def zoo_at_2_million() -> dict[str, float]:
+    """Mean scores of A2C's training episodes in RL Baselines3 Zoo that ended near 2 million decisions, per game."""
+    scores: dict[str, list[float]] = {}
+    with open(RESULTS / "zoo.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            scores.setdefault(row["game"], []).append(float(row["score"]))
+    return {game: float(np.mean(values)) for game, values in scores.items()}
