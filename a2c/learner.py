@@ -38,8 +38,8 @@ class Learner:
     """Turns rollouts into a better policy.
 
     `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, computes actions and gradients.
-    `env_steps` and `updates` count what was learned from; `reward_count`, with exploration noise only, its rewards
-    (see `count_rewards`).
+    `env_steps` counts the decisions that were learned from, `updates` the optimiser steps; `reward_count`, with
+    exploration noise only: see `count_rewards`.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Learner:
 
         `minibatches`: by default `num_minibatches` of the rollout (None: as the config), cut as `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
-        ValueError for a rollout that `Rollout.check` refuses, and FloatingPointError where a loss, the gradient's norm
-        or a parameter is NaN or infinite; the network cannot be used after that.
+        ValueError for a rollout on a CPU that `Rollout.check` refuses, and FloatingPointError where a loss, the
+        gradient's norm or a parameter is NaN or infinite: the network cannot be used after the latter.
         """
         if rollout.terminated.device.type == "cpu":  # on a GPU: checked before the flags were copied there
             rollout.check()

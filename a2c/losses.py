@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 class A2CLoss(NamedTuple):
-    """Terms of the loss, all scalars (batch means). `total` carries the graph."""
+    """Terms of the loss, all scalar tensors, means over the batch. `total` carries the graph."""
 
     total: Tensor  # policy + value_coef * value - entropy_coef * entropy
     policy: Tensor  # policy gradient term
     value: Tensor  # mean squared error of the value head (squared return)
     entropy: Tensor  # of the policy (nats)
     advantage: Tensor  # mean of return - value (return)
-    ratio: Tensor  # mean importance ratio, after the clip at 1
+    ratio: Tensor  # mean importance ratio, clipped at 1
     approx_kl: Tensor  # estimate of KL(behaviour, pi) from the actions taken (nats); 0 without behaviour_log_probs
     clip_fraction: Tensor  # share of samples whose importance ratio was clipped at 1; 0 without behaviour_log_probs
 

@@ -35,8 +35,8 @@ class AtariA2C(nn.Module):
     """The classic Atari network: three convolutions, then separate policy and value heads.
 
     Convolutions of 32 channels (8x8, stride 4), 64 (4x4, stride 2) and 64 (3x3, stride 1), ReLU (Mnih et
-    al., 2015); each head is 3136 -> 512 -> out for 84x84 frames. `input_shape`: `(K, S, S)`, S at least 36. Without
-    a `normalizer` pixels are divided by 256; then a state_dict with these layer names and shapes loads unchanged.
+    al., 2015); each head is 3136 -> 512 -> out for 84x84 frames. `input_shape`: `(K, S, S)`, S at least 36. Without a
+    `normalizer` pixels are divided by 256, and the state_dict holds the parameters of `conv`, `policy`, `value` alone.
     """
 
     def __init__(

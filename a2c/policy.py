@@ -3,7 +3,8 @@
 An `rnn_state [N, H]` is what a recurrent network carries, a row per environment; H is 0 for any other network.
 It is set to zero where an episode starts: by `step` here, and by the network's own `replay`.
 
-`replay` evaluates a rollout again, with gradients; a `Replay` (`a2c.compute.graphs`) is a captured CUDA graph.
+`replay` evaluates a rollout again, with gradients; a `Replay` (`a2c.compute.graphs`) is a function
+that is called again over the same memory, on a GPU as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Policy:
     def _sample(self, log_probs: Tensor) -> Tensor:
         """Actions `[N, 1]` with probabilities `exp(log_probs [N, A])`.
 
-        With E[a] from an exponential distribution of rate 1, independent for each action, argmax_a probs[a] / E[a] is
+        With E[a] from an exponential distribution of rate 1, independent for each action, argmax_k probs[k] / E[k] is
         action a with probability probs[a]. `torch.multinomial` samples in the same way, but it also checks the
         probabilities, for which it waits for a GPU.
         """

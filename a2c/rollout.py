@@ -21,7 +21,7 @@ from a2c.returns import lambda_returns
 def _tensor(axes: str, dtype: torch.dtype | None = None, on_host: bool = False) -> Any:
     """A field of `Rollout`: its axes (T, N, K, H; `*` the axes of an observation; 2), its dtype (None: that of obs).
 
-    `on_host`: it stays in main memory, also on a GPU.
+    `on_host`: it stays in main memory, even where the other fields are on a GPU.
     """
     return field(metadata={"axes": axes, "dtype": dtype, "on_host": on_host})
 

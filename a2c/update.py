@@ -1,4 +1,4 @@
-"""One clipped optimiser step: gradients, clip, step; and its metrics."""
+"""One clipped optimiser step: gradients, clipping, step; and its metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compute_gradients(
     off_policy: bool,
     entropy_coef: float | Tensor,
 ) -> tuple[Gradients, Terms]:
-    """The gradients of the loss of `minibatch` with respect to the parameters of `net`, and its terms.
+    """The gradients of the loss of `minibatch` with respect to the parameters of `net`, and the terms of that loss.
 
     `off_policy`: the policy that acted was another, older or with noise; then each sample of a rollout is weighted by
     its importance ratio, clipped at 1. `entropy_coef`: the schedule's present value. The minibatch is split into
@@ -81,7 +81,7 @@ def compute_gradients(
         returns, values = batch.returns, batch.values.detach().float()
         return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
 
-    # One shard is learned here: what another thread does would not be part of a captured graph.
+    # The gradients of a single shard are computed here: what another thread does would not be part of a captured graph.
     results = compute.map(learn, shards, weights) if len(shards) > 1 else [learn(shards[0], weights[0])]
 
     def mean(values: Sequence[Tensor]) -> Tensor:
@@ -138,8 +138,8 @@ def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm
 def check_steps(done: Sequence[tuple[Terms, Tensor]], net: nn.Module, updates: int) -> None:
     """Raise FloatingPointError where a loss, a gradient's norm or a parameter of `net` is NaN or infinite.
 
-    It names the first of the steps `done` where one is; `updates`: number of the last step. One copy to the host for
-    all of them.
+    The message names the first bad loss or norm and its update; parameters are looked at only after the last update,
+    number `updates`. One copy to the host for all of them.
     """
     if not done:
         return
@@ -188,7 +188,7 @@ def describe_update(
 
 
 def explained_variance(terms: Terms) -> float:
-    """Share of the variance of a batch's returns that the value head explains; NaN where all returns are equal."""
+    """Share of the variance of a minibatch's returns that the value head explains; NaN where all returns are equal."""
     returns, squared, error, bias = map(
         float, (terms.returns, terms.squared_returns, terms.loss.value, terms.loss.advantage)
     )

@@ -34,7 +34,7 @@ ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 1
 
 def after_10_million(*groups: Path) -> str:
     """Games that were trained for 10 million decisions."""
-    return _tables(groups, {})
+    return _tables(groups, None)
 
 
 def after_2_million(*groups: Path) -> str:
@@ -42,10 +42,10 @@ def after_2_million(*groups: Path) -> str:
     return _tables(groups, zoo_at_2_million())
 
 
-def _tables(groups: Sequence[Path], early: dict[str, float]) -> str:
+def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
     """A row per game, a table per commit and processor. Empty without a game. `early`: the Zoo's, by game, if any."""
-    header = ("game", "decisions", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early else []))
-    title = TITLE.format("; at 2 M: its training episodes' mean" if early else "")
+    header = ("game", "decisions", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
+    title = TITLE.format("; at 2 M: its training episodes' mean" if early is not None else "")
     rows = dict[str, list[Sequence[str]]]()
     for group in groups:
         rows.setdefault(measured([about(group)]), []).append(_row(group, early))
@@ -53,12 +53,12 @@ def _tables(groups: Sequence[Path], early: dict[str, float]) -> str:
     return title + "\n".join(parts) if groups else ""
 
 
-def _row(group: Path, early: dict[str, float]) -> Sequence[str]:
+def _row(group: Path, early: dict[str, float] | None) -> Sequence[str]:
     figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
     name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
     mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
     others = [f"{figures['human_normalized']:.0%}"]
-    if early:
+    if early is not None:
         others.append(f"{early[name]:,.1f}" if name in early else "-")
     others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
     return f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others

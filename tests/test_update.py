@@ -194,7 +194,7 @@ def test_clipped_step_is_no_longer_than_max_grad_norm(bound, clipped):
     before = flat(net)
     config = replace(CONFIG, max_grad_norm=bound)
     ((_, norm),) = train(net, [random_rollout()], config, torch.optim.SGD(net.parameters(), lr=1.0))
-    assert (float(norm) > bound) == clipped  # reported before the clip
+    assert (float(norm) > bound) == clipped  # reported before clipping
     length = float((flat(net) - before).norm())
     assert length == pytest.approx(bound if clipped else float(norm), rel=1e-3)
 

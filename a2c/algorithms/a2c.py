@@ -18,7 +18,7 @@ from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.policy import exploration_noise
 
-GROUPS = 1024  # sampling seeds kept for each rank, one per group of environments; no rank has more groups
+GROUPS = 1024  # sampling seeds reserved for each rank, one per group of environments; no rank has more groups
 
 
 class A2C:
@@ -64,7 +64,7 @@ class A2C:
         return stats._replace(seconds=stats.seconds | {"learn": time.perf_counter() - began})
 
     def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
-        """Fill `collected`; returns what this rank did, and the t in which each of its episodes ended."""
+        """Fill `collected`; returns what this rank did, and the step t at which each of its episodes ended."""
         noise = exploration_noise(self.config, self.learner.reward_count)
         collected = self.collected = self.collector.collect(self.learner.updates, noise)
         rows = self.compute.ranks.rows(self.config.num_envs)

@@ -26,7 +26,7 @@ from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 
-OPTIMIZER_IMPORT = "torch._dynamo"  # by an optimiser's first step, and takes seconds: done before the run
+OPTIMIZER_IMPORT = "torch._dynamo"  # an optimiser's first step imports it, which takes time: done before
 METRICS_EVERY = 1.0  # seconds between the metrics of a worker's updates
 
 
@@ -35,7 +35,7 @@ class SharedCounters(NamedTuple):
 
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
-    reward_count: Tensor  # [W + 1] float64, what each has changed of `Learner.reward_count`
+    reward_count: Tensor  # [W + 1] float64, by how much each has changed `Learner.reward_count`
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
     statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
 

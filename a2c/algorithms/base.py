@@ -20,9 +20,9 @@ class TrainingStats(NamedTuple):
 
 
 def merge_ranks(parts: Sequence[tuple[TrainingStats, Sequence[int]]]) -> TrainingStats:
-    """The stats of all ranks as one: sums, and all episodes in the order in which they ended.
+    """The stats of all ranks as one, with all episodes in the order in which they ended.
 
-    `parts`: of each rank its stats, and the t in which each of its episodes ended.
+    `parts`: of each rank its stats, and the step t at which each of its episodes ended.
     """
     ended = [(t, episode) for stats, steps in parts for t, episode in zip(steps, stats.episodes, strict=True)]
     merged = merge_stats([stats for stats, _ in parts], workers=len(parts))

@@ -1,4 +1,4 @@
-"""The optimiser steps of a learner as replays: forward, loss, backward, clip and step (see `Compute.replays`)."""
+"""The optimiser steps of a learner as replays: forward, loss, backward, clipping and step (see `Compute.replays`)."""
 
 from __future__ import annotations
 

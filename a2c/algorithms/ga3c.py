@@ -107,7 +107,7 @@ class GA3C:
         return learned.episodes
 
     def drain(self) -> TrainingStats:
-        """Nothing to finish: less than a minibatch is in the queue; it is neither learned nor counted."""
+        """Nothing to finish: less than a minibatch is in the queue; it is neither learned from nor counted."""
         return TrainingStats(0, [], {})
 
     def state_dict(self) -> dict[str, Any]:

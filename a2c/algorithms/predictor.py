@@ -48,7 +48,7 @@ def make_buffers(rows: int, spaces: Spaces, rnn_state_size: int) -> InferenceBuf
 
 
 class ShownObs:
-    """What an actor has asked about in its rollout, on the device, where it is learned later: each crosses once."""
+    """What an actor has asked about in its rollout, on the device that learns from it later: each crosses once."""
 
     def __init__(self, steps: int, like: Tensor, device: torch.device) -> None:
         self.obs = torch.empty((steps + 1, *like.shape), dtype=like.dtype, device=device)  # [T + 1, n, ...]

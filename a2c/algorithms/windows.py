@@ -1,4 +1,4 @@
-"""Sliding n-step windows over the rollouts of a2c (`--sliding-batch`), as textbook programs have them."""
+"""Sliding n-step windows over the rollouts of a2c (`--sliding-batch`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SlidingWindows:
     """Sliding n-step windows, `batch_size` transitions at a time.
 
     Feed it rollouts; each decision becomes one `Experience` as soon as its window of
-    `reward_steps` decisions is complete or its episode ends. Windows run on across updates, as
-    they do in such programs, so up to n - 1 of their rewards come from a slightly newer policy.
+    `reward_steps` decisions is complete or its episode ends. Windows run on across updates, so
+    up to n - 1 of their rewards come from a slightly newer policy.
     """
 
     def __init__(self, num_envs: int, reward_steps: int, batch_size: int, gamma: float, reward_clip: float) -> None:
@@ -27,7 +27,7 @@ class SlidingWindows:
         self.complete: list[Experience] = []
 
     def push(self, rollout: Rollout) -> list[Transitions]:
-        """Add a rollout; returns the batches that are full now."""
+        """Add a rollout; returns the minibatches that are full now."""
         obs = torch.cat([rollout.obs, rollout.next_obs[None]]).cpu()  # [T + 1, N, ...], a copy
         finals = {tuple(i): o.cpu() for i, o in zip(rollout.final_index.tolist(), rollout.final_obs, strict=True)}
         rewards = rollout.rewards.clamp(-self.reward_clip, self.reward_clip) if self.reward_clip else rollout.rewards
@@ -51,7 +51,7 @@ class SlidingWindows:
         self.open = [deque() for _ in range(num_envs)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The open windows and the transitions that wait for a full batch."""
+        """The open windows and the transitions that wait for a full minibatch."""
         return {"open": [list(window) for window in self.open], "complete": [tuple(e) for e in self.complete]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -75,11 +75,11 @@ class Config:
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
     """Minibatches per rollout, one optimiser step each (count; whole windows: at most num_envs)."""
     shuffle: bool = True
-    """Learn from a rollout's decisions in random order, else from whole windows (as lstm always does)."""
+    """Learn from a rollout's decisions in random order, else from whole windows (always, with a recurrent network)."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Times each rollout is learned from, with importance ratios clipped at 1 (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
-    """Learn n-step windows that slide over the episodes, n = rollout_steps (transitions per batch; 0 = off)."""
+    """Learn from n-step windows that slide over the episodes, n = rollout_steps (windows per minibatch; 0 = off)."""
     gamma: Annotated[float, Range(0.0, 1.0)] = 0.99
     """Discount factor (0 to 1)."""
     gae_lambda: Annotated[float, Range(0.0, 1.0)] = 0.95

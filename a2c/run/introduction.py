@@ -67,12 +67,12 @@ def _workers(config: Config) -> str:
 
 
 def _rollouts(config: Config, net: nn.Module) -> str:
-    """How much is collected at a time, and how it is learned."""
+    """How much is collected at a time, and how it is learned from."""
     backend = config.backend if config.algorithm == "a2c" else worker_backend(config)
     environments = _count(config.num_envs, f"{backend} environment")
     rollouts = f"{environments} x {_count(config.rollout_steps, 'step')}"
     if config.sliding_batch:
-        return f"{rollouts}, windows in batches of {config.sliding_batch}"
+        return f"{rollouts}, windows in minibatches of {config.sliding_batch}"
     recurrent = getattr(net, "rnn_state_size", 0) > 0  # whole windows; the config does not know one's own networks
     minibatches = min(config.num_minibatches, config.num_envs) if recurrent else config.num_minibatches
     return f"{rollouts}, {_count(minibatches, 'minibatch', 'es')}, {_count(config.epochs, 'epoch')}"

@@ -20,7 +20,7 @@ from a2c.metrics.meters import ScoreWindow, StageTimer
 from a2c.run.checkpoint import BEST, LATEST, raising_checkpoint_error
 from a2c.run.outputs import RunOutputs
 
-SNAPSHOT_EVERY = 25  # rollouts between two copies in memory, each counted as 20 decisions at least
+SNAPSHOT_EVERY = 25  # rollouts between two copies in memory; one of fewer than 20 steps counts as a part of one
 DISK_PATIENCE = 600.0  # seconds that a run waits at its end for a disk that refuses the last checkpoint
 
 

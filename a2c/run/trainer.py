@@ -138,7 +138,7 @@ class Trainer:
                 self.close()
 
     def result(self) -> TrainingResult:
-        """How the run has ended; raises the error that has ended it, such as one of the last checkpoint."""
+        """How the run has ended; raises the error that has ended it, for example of a last checkpoint."""
         if self.error:
             raise self.error
         scores, env_steps = self.scores, self.state.env_steps

@@ -74,9 +74,9 @@ def load(
 ) -> Agent:
     """The frozen policy of a run, of a directory with an exported one, or of a checkpoint.
 
-    `checkpoint`, `network` and `env_fn`, and ValueError, CheckpointError and WorkerError: as in `evaluate`. It samples
-    actions with the seed `seed`, or takes the most likely ones (`greedy`). It computes in float32, on the CPU or, with
-    `cuda`, on the GPU where there is one.
+    `checkpoint`, `network`, `env_fn`: as in `evaluate`, and so are ValueError, CheckpointError and WorkerError. It
+    samples actions with the seed `seed`, or takes the most likely ones (`greedy`). It computes in float32, on the CPU
+    or, with `cuda`, on the GPU where there is one.
     """
     config, net, state = load_policy(Path(run_dir), checkpoint, cuda, Custom(network, env_fn))
     net.to(cuda_device() if cuda and torch.cuda.is_available() else "cpu")

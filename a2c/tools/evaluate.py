@@ -144,9 +144,9 @@ def evaluate(
         network, env_fn: what the `Trainer` was given.
 
     Raises:
-        ValueError: bad arguments, or an environment that is unknown here.
-        CheckpointError: a ValueError: a checkpoint that cannot be used.
-        WorkerError: an environment that fails.
+        ValueError: bad arguments, or an environment is unknown here.
+        CheckpointError: a checkpoint cannot be used; it is a ValueError.
+        WorkerError: an environment fails.
         FloatingPointError: the policy's outputs are NaN or infinite.
     """
     options = {"checkpoint": checkpoint, "greedy": greedy, "seed": seed, "cuda": cuda, "threads": threads}

@@ -67,9 +67,9 @@ def record_video(
     is called after each decision. `checkpoint`, `greedy`, `network` and `env_fn`: as in `evaluate`.
 
     `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
-    ending, a missing directory or package, numbers out of range, or an environment that cannot be rendered, OSError
-    where the video cannot be written, WorkerError for an environment that fails, FloatingPointError where the policy's
-    outputs are NaN or infinite, and CheckpointError (a ValueError) for a checkpoint that cannot be used.
+    ending, a missing directory or package, bad arguments, or an environment that is unknown here or cannot be rendered,
+    OSError where the video cannot be written, WorkerError for an environment that fails, FloatingPointError where the
+    policy's outputs are NaN or infinite, and CheckpointError (a ValueError) for a checkpoint that cannot be used.
     """
     out = Path(out)
     check_writer(out)

@@ -230,7 +230,7 @@ def learn(
     compute: Compute,
     off_policy: bool = True,
 ) -> tuple[Terms, Tensor]:
-    """One step, as `Learner` takes it; what it did and the gradient's norm before the clip."""
+    """One step, as `Learner` takes it; what it did and the gradient's norm before clipping."""
     gradients, terms = compute_gradients(replica, minibatch, config, compute, off_policy, config.entropy_coef)
     sum_gradients(net, gradients, terms, compute.ranks)
     norm = clipped_step(net, optimizer, config.max_grad_norm)

@@ -6,7 +6,7 @@ import pytest
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
 from a2c.metrics.logger import RunLogger
-from a2c.metrics.plots import draw_curve
+from a2c.metrics.plots import draw_curve, picture
 from a2c.metrics.results import (
     interquartile_mean,
     interval_of_curves,
@@ -56,7 +56,8 @@ def test_interquartile_mean_leaves_out_the_lowest_and_the_highest_quarter():
     assert interquartile_mean(np.array([[1.0, 4.0], [3.0, 0.0], [8.0, 2.0]])).tolist() == [4.0, 2.0]
 
 
-def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path):
+def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr("a2c.metrics.plots.picture", picture)  # as it was before tests/conftest.py replaced it
     logger = RunLogger(tmp_path, Config())
     assert draw_curve(tmp_path, "no episode") is None
     logger.episodes(100, 1.0, [Episode(0, -21.0, 50)])

@@ -53,7 +53,7 @@ def test_introduction_of_another_environment_and_of_sliding_windows(tmp_path):
     assert shown(config)["environment"] == "CartPole-v1 (observations 4)"
     assert shown(config)["algorithm"].startswith("a2c: 1 sync environment x 32 steps, ")
     book = Config.from_preset("book", env="CartPole-v1", backend="sync", run_dir=tmp_path / "run")
-    assert shown(book)["algorithm"] == "a2c: 50 sync environments x 4 steps, windows in batches of 32"
+    assert shown(book)["algorithm"] == "a2c: 50 sync environments x 4 steps, windows in minibatches of 32"
 
 
 def test_introduction_of_a3c_and_ga3c_counts_who_plays_and_says_where_environments_run(tmp_path):

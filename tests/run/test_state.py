@@ -18,7 +18,7 @@ def trainer(tmp_path):
     trainer.close()
 
 
-def test_run_state_capture_is_a_copy_and_restore_goes_back_to_it(trainer):
+def test_run_state_snapshot_is_a_copy_and_restore_goes_back_to_it(trainer):
     state = trainer.state
     snapshot = state.snapshot()
     assert snapshot is state.in_memory and snapshot["env_steps"] == 0
@@ -47,7 +47,7 @@ def test_run_state_restart_replays_the_same_bits(trainer):
         assert same(first[part], again[part]), part
 
 
-def test_run_state_saves_a_checkpoint_when_due_and_else_captures(tmp_path, monkeypatch):
+def test_run_state_saves_a_checkpoint_when_due_and_else_takes_a_snapshot(tmp_path, monkeypatch):
     monkeypatch.setattr(run_state, "SNAPSHOT_EVERY", 1)
     trainer = opened(tiny(tmp_path / "run", checkpoint_every=160))
     steps = []
