@@ -28,6 +28,13 @@ def without(tmp_path_factory):
     return load_checkpoint(run_dir / "latest.pt")
 
 
+@pytest.fixture(autouse=True)
+def _usual_priority(monkeypatch):
+    """With the lowest priority beside other tests, the process would need minutes to load torch."""
+    assert "os.nice(19); " in evaluator.CODE
+    monkeypatch.setattr(evaluator, "CODE", evaluator.CODE.replace("os.nice(19); ", ""))
+
+
 def wait_for_rows(run_dir, count, process):
     end = time.monotonic() + 120
     while len(rows(run_dir / "evaluations.csv") if (run_dir / "evaluations.csv").exists() else []) < count:
