@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from comparisons import about, measured, table
@@ -16,9 +17,9 @@ RESULTS = Path(__file__).parents[1] / "results"
 LONG = ("breakout", "qbert")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (
-    "Unclipped scores of frozen policies, 100 episodes: actions sampled, none sticky, up to 30 no-ops. One seed each;\n"
-    "intervals are of the mean over episodes. Human: the human-normalised score. [Zoo](results/README.md#zoo):\n"
-    "RL Baselines3 Zoo, one run of 10 million decisions{}.\n\n"
+    "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
+    "30 no-ops. One seed each; intervals are over episodes. Human: human-normalised score.\n"
+    "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million decisions{}.\n\n"
 )
 ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),
@@ -44,24 +45,28 @@ def after_2_million(*groups: Path) -> str:
 
 def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
     """A row per game, a table per commit and processor. Empty without a game. `early`: the Zoo's, by game, if any."""
-    header = ("game", "decisions", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
-    title = TITLE.format("; at 2 M: its training episodes' mean" if early is not None else "")
-    rows = dict[str, list[Sequence[str]]]()
+    header = ("game", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
+    rows, decisions = dict[str, list[Sequence[str]]](), set[int]()
     for group in groups:
-        rows.setdefault(measured([about(group)]), []).append(_row(group, early))
+        figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+        decisions.add(figures["env_steps"])
+        rows.setdefault(measured([about(group)]), []).append(_row(group.name, figures, early))
     parts = [line + table((*header, "Zoo A2C", "Zoo PPO"), part) for line, part in rows.items()]
+    if len(decisions) > 1:
+        raise ValueError(f"the games of a table must have as many decisions, got {sorted(decisions)}")
+    steps = "".join(f"{count:,}" for count in decisions)
+    title = TITLE.format(steps, "; at 2 M: its training episodes' mean" if early is not None else "")
     return title + "\n".join(parts) if groups else ""
 
 
-def _row(group: Path, early: dict[str, float] | None) -> Sequence[str]:
-    figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
-    name, decisions = figures["env"].removesuffix(ATARI_SUFFIX), f"{figures['env_steps']:,}"
+def _row(group: str, figures: dict[str, Any], early: dict[str, float] | None) -> Sequence[str]:
+    name = figures["env"].removesuffix(ATARI_SUFFIX)
     mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
     others = [f"{figures['human_normalized']:.0%}"]
     if early is not None:
         others.append(f"{early[name]:,.1f}" if name in early else "-")
     others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-    return f"[{name}](results/{group.name})", decisions, f"{mean} ({low} to {high})", *others
+    return f"[{name}](results/{group})", f"{mean} ({low} to {high})", *others
 
 
 def zoo_at_2_million() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,24 +78,25 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "human_normalized": 0.512}
     (tmp_path / "zoo.csv").write_text("game,environment,frames,score\nPong,0,450000,-20\nPong,3,550000,-19\n")
     monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
-    for name, env, env_steps in (
-        ("boxing", "BoxingNoFrameskip-v4", 2_000_000),
-        ("qbert", "QbertNoFrameskip-v4", 10_000_000),
-        ("pong", "PongNoFrameskip-v4", 2_000_000),
-    ):
+    for name in ("boxing", "qbert", "pong"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
-        facts = {**figures, "env": env, "env_steps": env_steps}
+        facts = {**figures, "env": f"{name.title()}NoFrameskip-v4", "env_steps": 2_000_000}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(facts))
     groups = [tmp_path / name for name in ("boxing", "qbert", "pong")]
     text = game_scores.after_2_million(*groups)
     mean = "1,234.6 (1,200.0 to 1,300.0)"
     title, machine, rows = text.split("\n\n")
-    assert "RL Baselines3 Zoo" in title and "at 2 M" in title and machine == "Commit abc1234, 2 cores of X, torch 2."
+    assert (
+        "RL Baselines3 Zoo" in title
+        and "at 2 M" in title
+        and "after 2,000,000 decisions" in title
+        and machine == "Commit abc1234, 2 cores of X, torch 2."
+    )
     assert rows.splitlines()[2:] == [
-        f"| [Boxing](results/boxing) | 2,000,000 | {mean} | 51% | - | - | - |",
-        f"| [Qbert](results/qbert) | 10,000,000 | {mean} | 51% | - | 3,882 | 15,627 |",
-        f"| [Pong](results/pong) | 2,000,000 | {mean} | 51% | -19.5 | 17.3 | 21.0 |",
+        f"| [Boxing](results/boxing) | {mean} | 51% | - | - | - |",
+        f"| [Qbert](results/qbert) | {mean} | 51% | - | 3,882 | 15,627 |",
+        f"| [Pong](results/pong) | {mean} | 51% | -19.5 | 17.3 | 21.0 |",
     ]
     (tmp_path / "qbert" / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
     again, *parts = game_scores.after_2_million(*groups).split("\n\n")
@@ -111,8 +113,12 @@ def test_games_of_10_million_decisions_have_no_column_of_2_million(tmp_path):
     (tmp_path / "about.json").write_text(json.dumps(ABOUT))
     (tmp_path / "evaluation.json").write_text(json.dumps({**facts, "env": "PongNoFrameskip-v4"}))
     title, _, rows = game_scores.after_10_million(tmp_path).split("\n\n")
-    assert "at 2 M" not in title and "| human | Zoo A2C | Zoo PPO |" in rows
-    assert rows.splitlines()[2].endswith("| 10,000,000 | 1.0 (0.5 to 1.5) | 100% | 17.3 | 21.0 |")
+    assert "at 2 M" not in title and "after 10,000,000 decisions" in title and "| human | Zoo A2C | Zoo PPO |" in rows
+    assert rows.splitlines()[2].endswith(" | 1.0 (0.5 to 1.5) | 100% | 17.3 | 21.0 |")
+    shutil.copytree(tmp_path, tmp_path / "other")
+    (tmp_path / "evaluation.json").write_text(json.dumps({**facts, "env": "QbertNoFrameskip-v4", "env_steps": 100}))
+    with pytest.raises(ValueError, match=r"must have as many decisions, got \[100, 10000000\]"):
+        game_scores.after_10_million(tmp_path, tmp_path / "other")
 
 
 def test_games_without_a_game_are_empty():
