@@ -14,12 +14,12 @@ from comparisons import about, measured, table
 from a2c.envs.single import ATARI_SUFFIX
 
 RESULTS = Path(__file__).parents[1] / "results"
-LONG = ("breakout", "qbert")  # trained for 10 million decisions
+LONG = ("breakout", "qbert", "enduro")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
     "30 no-ops. One seed each; intervals are over episodes. Human: human-normalised score.\n"
-    "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million decisions{}.\n\n"
+    "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million{}.\n\n"
 )
 ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
     "BeamRider": (2_890, 3_397),
