@@ -141,7 +141,8 @@ def evaluate(
         seed: of environments and sampling, 0 to 2^31 - 1.
         cuda: act on the GPU where there is one.
         threads: compute threads, 0 for one per core.
-        network, env_fn: what the `Trainer` was given.
+        network: what the `Trainer` was given.
+        env_fn: what the `Trainer` was given.
 
     Raises:
         ValueError: bad arguments, or an environment is unknown here.
