@@ -16,6 +16,8 @@ import numpy as np
 from a2c.metrics.text import format_duration
 from a2c.tools.summary import Row, format_interval, format_steps
 
+RESULTS = Path(__file__).parents[1] / "results"
+
 
 def learning(*groups: Path) -> str:
     """Comparisons side by side: a row per setting, over all its seeds. Empty where there is no comparison.

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from comparisons import about, measured, table
+from comparisons import RESULTS, about, measured, table
 
 from a2c.envs.single import ATARI_SUFFIX
 
-RESULTS = Path(__file__).parents[1] / "results"
 LONG = ("breakout", "qbert", "enduro")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from comparisons import learning, measured, search, table
+from comparisons import RESULTS, learning, measured, search, table
 from game_scores import GAMES, LONG, after_2_million, after_10_million
 from scaling_model import fit
 from trials import sticky_trials, trials
@@ -26,7 +26,6 @@ from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import median, moving_mean, read_episodes
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results"
 CURVE = ROOT / "docs" / "pong.png"
 MACHINES = ((1, 8, 2, 128), (1, 16, 4, 512), (4, 16, 4, 2_048), (16, 16, 4, 10_000))  # hosts, ranks, threads, envs
 PRICE = 0.04  # USD per core hour, an assumption

@@ -22,7 +22,7 @@ def _interrupts():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_pictures(_fork_server):
+def _no_pictures():
     """curve.png has no picture, which would take most of the time of a short run; other drawings are as they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "picture", lambda figure, kind="png": b"\x89PNG")

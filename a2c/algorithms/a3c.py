@@ -158,12 +158,11 @@ def run_worker(
         learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), reward_count)
         learner.learn(rollout, count=count)
         counters.env_steps[number] += len(rollout)
-        counters.reward_count[number] += learner.reward_count - reward_count
+        change = learner.reward_count - reward_count
+        counters.reward_count[number] += change
         now = time.perf_counter()
         metrics = {}
         if now - sent >= METRICS_EVERY or counters.finished():
             metrics, sent = learner.update_metrics(), now
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
-        pipe.send(
-            WorkerReport(stats, int(counters.updates[number]) - before, learner.reward_count - reward_count, metrics)
-        )
+        pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, change, metrics))

@@ -138,8 +138,11 @@ def test_a_signal_stops_all_runs_begins_no_other_and_the_next_comparison_continu
 
 def test_a_run_that_had_finished_before_the_signal_is_not_repeated(tmp_path, after):
     both_begun, status = begun(tmp_path, 2), tmp_path / "status.json"
-    ended = lambda: both_begun() and status.exists() and "x/seed-0" in status.read_text()  # noqa: E731
-    after(ended, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    def one_has_ended():
+        return both_begun() and status.exists() and "x/seed-0" in status.read_text()
+
+    after(one_has_ended, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert trained(tmp_path, "end", "wait").codes == {"x/seed-0": 0}
     assert json.loads((tmp_path / "status.json").read_text()) == {"x/seed-0": {"exit_status": 0, "stop_after": 0}}
 
