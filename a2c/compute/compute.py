@@ -32,10 +32,9 @@ PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 class Compute:
     """Device, precision and thread pool of a run.
 
-    Where the GPU is asked for and there is none, `device` is the CPU.
-    A GPU becomes the current one of the caller's thread and stays that.
-    Until `close`, torch's operators run on one thread in the caller's thread and in new ones. `deterministic` also
-    sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
+    Where the GPU is asked for and there is none, `device` is the CPU. A GPU becomes the current one of the caller's
+    thread and stays that. Until `close`, torch's operators run on one thread in the caller's thread and in new ones.
+    `deterministic` also sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
     """
 
     def __init__(self, config: Config, ranks: Ranks | None = None) -> None:
@@ -61,6 +60,7 @@ class Compute:
         self.threads_per_group = max(1, cores // self.env_groups)
         self.pool = ThreadPoolExecutor(self.threads, "a2c-compute", initializer=prepare_thread, initargs=(self.device,))
         self.calls: list[Future[Any]] = []  # of the last `map`
+        self.hangs = False  # one of them, when `wait_idle` last looked
 
     @property
     def precision_name(self) -> str:
@@ -79,15 +79,15 @@ class Compute:
         return [call.result() for call in calls]
 
     def wait_idle(self) -> bool:
-        """Wait until the threads are idle, also after `map` was interrupted; False where one hangs."""
-        return not wait(self.calls, PATIENCE).not_done
+        """Wait for the threads, also after an interrupted `map`; False if one hangs, which is waited for only once."""
+        self.hangs = bool(wait(self.calls, 0.0 if self.hangs else PATIENCE).not_done)
+        return not self.hangs
 
     def shards(self, size: int) -> int:
         """Number of shards to split `size` samples into: at most one per thread; one on a GPU.
 
-        More of them cost more than they save: probably they wait for the GIL, and one adds up all gradients.
-        For 160 to 170 samples three were best on 16 cores, or within 6 % (docs/performance.md). For other sizes the
-        root is a guess.
+        More cost more than they save: probably they wait for the GIL, and one adds up all gradients. For 160 to 170
+        samples three were best on 16 cores, or within 6 % (docs/performance.md). For other sizes the root is a guess.
         """
         return 1 if self.device.type == "cuda" else min(self.threads, 1 + math.isqrt(size // SMALLEST_SPLIT))
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent import futures
 from contextlib import closing
 
 import numpy as np
@@ -163,6 +164,19 @@ def test_every_compute_thread_and_the_caller_s_use_the_device_of_the_run(monkeyp
         both = threading.Barrier(2)
         threads = set(compute.map(lambda _: (both.wait(10), threading.get_ident())[1], range(2)))
     assert used == dict.fromkeys({threading.get_ident(), *threads}, "cuda:0") and len(used) == 3
+
+
+def test_a_thread_that_hangs_is_waited_for_once(monkeypatch):
+    waits, hang = [], threading.Event()
+    monkeypatch.setattr("a2c.compute.compute.PATIENCE", 0.1)
+    monkeypatch.setattr("a2c.compute.compute.wait", lambda *args: waits.append(args[1]) or futures.wait(*args))
+    compute = Compute(Config(threads=1))
+    compute.calls = [compute.pool.submit(hang.wait)]
+    assert [compute.wait_idle(), compute.wait_idle()] == [False, False] and waits == [0.1, 0.0]
+    compute.close()
+    hang.set()
+    futures.wait(compute.calls)
+    assert compute.wait_idle()
 
 
 @pytest.mark.parametrize(

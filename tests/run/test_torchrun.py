@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from toys import has_rows
 
 from a2c.metrics.results import read_episodes, read_evaluations
@@ -44,11 +45,13 @@ try:
     Trainer(config, env_fn=env_fn)
 except OSError as error:
     print(f"refused: {error} {error.__notes__[0]}\\n", end="")  # one write: two ranks may print at once
-trainer = Trainer(config)
-for progress in trainer:
-    if progress.env_steps == 96 and trainer.ranks.rank in map(int, sys.argv[2:]):
-        break
-print(f"left: {trainer.result().reason} at {trainer.result().env_steps}\\n", end="")
+for leaving in ("0", "1"), ("1",):  # all ranks, or one
+    trainer = Trainer(config)
+    for progress in trainer:
+        if progress.env_steps == 96 and os.environ["RANK"] in leaving:
+            break
+    print(f"left: {trainer.result().reason} at {trainer.result().env_steps}\\n", end="")
+    config = Config(**vars(config) | {"run_dir": Path(sys.argv[2])})
 """
 
 
@@ -110,11 +113,21 @@ def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+def run_once(tmp_path_factory, name, *flags):
+    """The directory of a run of two ranks, and what it printed; one run for all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    run_dir = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    printed = run_dir.with_suffix(".txt")
+    with FileLock(run_dir.with_suffix(".lock")):
+        if not printed.exists():
+            printed.write_text(run(2, *FLAGS.split(), "--run-dir", str(run_dir), *flags))
+    return run_dir, printed.read_text()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of two ranks from start to end, and what it printed."""
-    run_dir = tmp_path_factory.mktemp("runs") / "whole"
-    return run_dir, run(2, *FLAGS.split(), "--run-dir", str(run_dir))
+    """A run from start to end, and what it printed."""
+    return run_once(tmp_path_factory, "whole")
 
 
 def test_two_ranks_share_the_environments_and_rank_0_writes(whole):
@@ -132,9 +145,7 @@ def test_two_ranks_share_the_environments_and_rank_0_writes(whole):
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
     """The same run, stopped halfway."""
-    run_dir = tmp_path_factory.mktemp("runs") / "half"
-    run(2, *FLAGS.split(), "--run-dir", str(run_dir), "--stop-after", "5600")
-    return run_dir
+    return run_once(tmp_path_factory, "half", "--stop-after", "5600")[0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -209,14 +220,13 @@ def test_one_rank_has_the_process_that_evaluates_and_a_signal_to_the_other_stops
     assert (steps[1:] > steps[:-1]).all()
 
 
-@pytest.mark.parametrize("leaving", [("0", "1"), ("1",)], ids=["all", "one"])
-def test_leaving_the_loop_ends_all_ranks_with_a_checkpoint_as_does_a_refusal_by_one(leaving, tmp_path):
-    script = tmp_path / "script.py"
+def test_leaving_the_loop_ends_all_ranks_with_a_checkpoint_as_does_a_refusal_by_one(tmp_path):
+    script, run_dirs = tmp_path / "script.py", [tmp_path / "all", tmp_path / "one"]
     script.write_text(SCRIPT)
-    output = run(2, str(tmp_path / "run"), *leaving, script=str(script))
+    output = run(2, *map(str, run_dirs), script=str(script))
     assert output.count("refused: no data on this host reported by rank 1") == 2
-    assert output.count("left: stopped by the caller at 96") == 2
-    assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 96
+    assert output.count("left: stopped by the caller at 96") == 4
+    assert [load_checkpoint(run_dir / "latest.pt")["env_steps"] for run_dir in run_dirs] == [96, 96]
 
 
 @pytest.mark.parametrize(
