@@ -13,7 +13,7 @@ from comparisons import RESULTS, about, measured, table
 
 from a2c.envs.single import ATARI_SUFFIX
 
-LONG = ("breakout", "qbert", "enduro")  # trained for 10 million decisions
+LONG = ("breakout", "enduro", "qbert")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
@@ -42,12 +42,33 @@ def after_2_million(*groups: Path) -> str:
     return _tables(groups, zoo_at_2_million())
 
 
+def mean_scores(*groups: Path) -> str:
+    """A line per game: its mean score, and those of the Zoo where there are any."""
+    text = ""
+    for figures in map(evaluation, groups):
+        zoo = " (A2C {:,}, PPO {:,})".format(*ZOO[game(figures)]) if game(figures) in ZOO else ""
+        text += f"* {game(figures)}: {figures['mean']:,.1f}{zoo}\n"
+    return text
+
+
+def evaluation(group: Path) -> dict[str, Any]:
+    """The figures of a game's frozen policy."""
+    figures: dict[str, Any] = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+    return figures
+
+
+def game(figures: dict[str, Any]) -> str:
+    """The name of the game that was evaluated."""
+    name: str = figures["env"].removesuffix(ATARI_SUFFIX)
+    return name
+
+
 def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
     """A row per game, a table per commit and processor. Empty without a game. `early`: the Zoo's, by game, if any."""
     header = ("game", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
     rows, decisions = dict[str, list[Sequence[str]]](), set[int]()
     for group in groups:
-        figures = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
+        figures = evaluation(group)
         decisions.add(figures["env_steps"])
         rows.setdefault(measured([about(group)]), []).append(_row(group.name, figures, early))
     parts = [line + table((*header, "Zoo A2C", "Zoo PPO"), part) for line, part in rows.items()]
@@ -59,7 +80,7 @@ def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
 
 
 def _row(group: str, figures: dict[str, Any], early: dict[str, float] | None) -> Sequence[str]:
-    name = figures["env"].removesuffix(ATARI_SUFFIX)
+    name = game(figures)
     mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
     others = [f"{figures['human_normalized']:.0%}"]
     if early is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from comparisons import RESULTS, learning, measured, search, table
-from game_scores import GAMES, LONG, after_2_million, after_10_million
+from game_scores import GAMES, LONG, after_2_million, after_10_million, mean_scores
 from scaling_model import fit
 from trials import sticky_trials, trials
 
@@ -145,6 +145,7 @@ Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
+        "mean-scores": (mean_scores, LONG),
         "games": (after_10_million, LONG),
         "more-games": (after_2_million, sorted(GAMES - set(LONG))),
         "two-cores": (learning, ["pong-fast-two-cores"]),

@@ -84,6 +84,7 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
         facts = {**figures, "env": f"{name.title()}NoFrameskip-v4", "env_steps": 2_000_000}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(facts))
     groups = [tmp_path / name for name in ("boxing", "qbert", "pong")]
+    assert game_scores.mean_scores(*groups[:2]) == "* Boxing: 1,234.6\n* Qbert: 1,234.6 (A2C 3,882, PPO 15,627)\n"
     text = game_scores.after_2_million(*groups)
     mean = "1,234.6 (1,200.0 to 1,300.0)"
     title, machine, rows = text.split("\n\n")
