@@ -51,7 +51,6 @@ class Learner:
         network: NetworkFn | None = None,
     ) -> None:
         """`shared`: what other processes learn with, too; without it, a new network and optimiser.
-
         `network`: makes a network that is not one of a2c's; ValueError where it cannot be used.
         """
         self.config, self.compute = config, compute

@@ -48,7 +48,7 @@ def compute_gradients(
     off_policy: bool,
     entropy_coef: float | Tensor,
 ) -> tuple[Gradients, Terms]:
-    """The gradients of the loss of `minibatch` with respect to the parameters of `net`, and the terms of that loss.
+    """The gradients of the loss of `minibatch` with respect to `trained(net)`, and the terms of that loss.
 
     `off_policy`: the policy that acted was another, older or with noise; then each sample of a rollout is weighted by
     its importance ratio, clipped at 1. `entropy_coef`: the schedule's present value. The minibatch is split into
@@ -56,15 +56,14 @@ def compute_gradients(
     whole minibatch's mean loss. All is 0 where there are no samples: other ranks have them all.
     """
     if not len(minibatch):
-        return _no_gradients(net, compute)
+        zero = torch.zeros((), device=compute.device)
+        loss = A2CLoss(*[zero] * len(A2CLoss._fields))
+        return [(torch.zeros_like(parameter),) for parameter in trained(net)], Terms(loss, zero, zero, zero)
     shards = minibatch.split(compute.shards(len(minibatch)))
     weights = [len(shard) / len(minibatch) for shard in shards]
 
     def learn(shard: Minibatch, weight: float) -> tuple[tuple[Tensor, ...], Terms]:
-        """Gradients, times `weight`, and terms of a shard's mean loss.
-
-        Several threads call this at once, so it does not touch `.grad`.
-        """
+        """Gradients, times `weight`, and terms of a shard's mean loss. Several threads call it: `.grad` stays as is."""
         batch = shard.batch(net, config.gamma, config.gae_lambda, config.reward_clip, off_policy)
         loss = a2c_loss(
             batch.logits,
@@ -76,7 +75,7 @@ def compute_gradients(
             log_eps=config.log_eps or 0.0,
             behaviour_log_probs=batch.behaviour_log_probs,
         )
-        gradients = torch.autograd.grad(loss.total * weight, list(net.parameters()))
+        gradients = torch.autograd.grad(loss.total * weight, trained(net), materialize_grads=True)
         detached = loss._replace(total=loss.total.detach())
         returns, values = batch.returns, batch.values.detach().float()
         return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
@@ -93,10 +92,9 @@ def compute_gradients(
     return list(zip(*gradients, strict=True)), Terms(loss, *map(mean, others))
 
 
-def _no_gradients(net: nn.Module, compute: Compute) -> tuple[Gradients, Terms]:
-    zero = torch.zeros((), device=compute.device)
-    loss = A2CLoss(*[zero] * len(A2CLoss._fields))
-    return [(torch.zeros_like(parameter),) for parameter in net.parameters()], Terms(loss, zero, zero, zero)
+def trained(net: nn.Module) -> list[nn.Parameter]:
+    """The parameters that learn: a network of one's own may hold others, with `requires_grad` off."""
+    return [parameter for parameter in net.parameters() if parameter.requires_grad]
 
 
 def sum_gradients(net: nn.Module, gradients: Gradients, terms: Terms, ranks: Ranks, share: float = 1.0) -> Terms:
@@ -104,7 +102,7 @@ def sum_gradients(net: nn.Module, gradients: Gradients, terms: Terms, ranks: Ran
 
     `terms`: of this rank's samples; `share`: the part of the minibatch that these are.
     """
-    for parameter, (first, *others) in zip(net.parameters(), gradients, strict=True):
+    for parameter, (first, *others) in zip(trained(net), gradients, strict=True):
         if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,15 @@ import numpy as np
 from comparisons import RESULTS, about, measured, table
 
 from a2c.envs.single import ATARI_SUFFIX
+from a2c.metrics.results import interval_of_moments
 
 LONG = ("breakout", "enduro", "qbert")  # trained for 10 million decisions
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
-    "30 no-ops. One seed each; intervals are over episodes. Human: human-normalised score.\n"
+    "30 no-ops. One seed each; 95 % intervals of the means over episodes. Human: human-normalised score.\n"
     "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million{}.\n\n"
 )
-ZOO: dict[str, tuple[float, float]] = {  # A2C and PPO of RL Baselines3 Zoo at 10 million decisions: its benchmark.md
-    "BeamRider": (2_890, 3_397),
-    "Breakout": (280, 398),
-    "Enduro": (0, 996),
-    "MsPacman": (1_672, 1_754),
-    "Pong": (17.3, 21.0),
-    "Qbert": (3_882, 15_627),
-    "Seaquest": (1_721, 1_784),
-    "SpaceInvaders": (627, 960),
-}
 
 
 def after_10_million(*groups: Path) -> str:
@@ -46,8 +38,8 @@ def mean_scores(*groups: Path) -> str:
     """A line per game: its mean score, and those of the Zoo where there are any."""
     text = ""
     for figures in map(evaluation, groups):
-        zoo = " (A2C {:,}, PPO {:,})".format(*ZOO[game(figures)]) if game(figures) in ZOO else ""
-        text += f"* {game(figures)}: {figures['mean']:,.1f}{zoo}\n"
+        published = [f"{algorithm} {mean:,.1f}" for algorithm, (mean, _) in zoo(game(figures)).items()]
+        text += f"* {game(figures)}: {figures['mean']:,.1f}" + (f" ({', '.join(published)})\n" if published else "\n")
     return text
 
 
@@ -65,7 +57,7 @@ def game(figures: dict[str, Any]) -> str:
 
 def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
     """A row per game, a table per commit and processor. Empty without a game. `early`: the Zoo's, by game, if any."""
-    header = ("game", "mean (95 % interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
+    header = ("game", "mean (interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
     rows, decisions = dict[str, list[Sequence[str]]](), set[int]()
     for group in groups:
         figures = evaluation(group)
@@ -80,13 +72,28 @@ def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
 
 
 def _row(group: str, figures: dict[str, Any], early: dict[str, float] | None) -> Sequence[str]:
-    name = game(figures)
-    mean, low, high = (f"{value:,.1f}" for value in (figures["mean"], *figures["interval"]))
-    others = [f"{figures['human_normalized']:.0%}"]
+    name, published = game(figures), zoo(game(figures))
+    cells = [_mean(figures["mean"], figures["interval"]), f"{figures['human_normalized']:.0%}"]
     if early is not None:
-        others.append(f"{early[name]:,.1f}" if name in early else "-")
-    others += [f"{score:,}" for score in ZOO.get(name, ())] or ["-", "-"]
-    return f"[{name}](results/{group})", f"{mean} ({low} to {high})", *others
+        cells.append(f"{early[name]:,.1f}" if name in early else "-")
+    cells += [_mean(*published[algorithm]) if algorithm in published else "-" for algorithm in ("A2C", "PPO")]
+    return f"[{name}](results/{group})", *cells
+
+
+def _mean(mean: float, interval: Sequence[float]) -> str:
+    """A mean with its interval, where that is known."""
+    return f"{mean:,.1f}" + (" ({:,.1f} to {:,.1f})".format(*interval) if math.isfinite(interval[0]) else "")
+
+
+def zoo(game: str) -> dict[str, tuple[float, Sequence[float]]]:
+    """Mean score of RL Baselines3 Zoo after 10 million decisions of `game`, and its interval, by algorithm."""
+    scores = {}
+    with open(RESULTS / "zoo-scores.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["game"] == game:
+                mean, std, episodes = (float(row[name] or "nan") for name in ("mean", "std", "episodes"))
+                scores[row["algorithm"]] = mean, interval_of_moments(mean, std, episodes)
+    return scores
 
 
 def zoo_at_2_million() -> dict[str, float]:

@@ -17,6 +17,7 @@ from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.policy import exploration_noise
+from a2c.rollout import Rollout
 
 GROUPS = 1024  # sampling seeds reserved for each rank, one per group of environments; no rank has more groups
 
@@ -53,23 +54,26 @@ class A2C:
             self.collector.capture()
 
     def training_step(self) -> TrainingStats:
-        """The algorithm: collect a rollout with the current policy, then learn from it.
-
-        Without torchrun one process learns, and `on_every_rank(f)` is `[f()]`; with it, each process is a rank.
-        """
-        stats = merge_ranks(self.compute.ranks.on_every_rank(self._collect))
+        """The algorithm: collect a rollout with the current policy, then learn from it."""
+        rollout, stats = self._collect()
         began = time.perf_counter()
-        rollout = self.collected.rollout
         self.learner.learn(rollout, self.windows.push(rollout) if self.windows else None)
         return stats._replace(seconds=stats.seconds | {"learn": time.perf_counter() - began})
 
-    def _collect(self) -> tuple[TrainingStats, Sequence[int]]:
-        """Fill `collected`; returns what this rank did, and the step t at which each of its episodes ended."""
+    def _collect(self) -> tuple[Rollout, TrainingStats]:
+        """A rollout [T, N] of this process's environments; what was done here or, with torchrun, by all ranks."""
+        ranks, rollouts = self.compute.ranks, list[Rollout]()
         noise = exploration_noise(self.config, self.learner.reward_count)
-        collected = self.collected = self.collector.collect(self.learner.updates, noise)
-        rows = self.compute.ranks.rows(self.config.num_envs)
-        episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]
-        return TrainingStats(len(collected.rollout), episodes, collected.seconds), collected.ended_at
+
+        def collect() -> tuple[TrainingStats, Sequence[int]]:
+            collected = self.collector.collect(self.learner.updates, noise)
+            rollouts.append(collected.rollout)
+            rows = ranks.rows(self.config.num_envs)
+            episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]
+            return TrainingStats(len(collected.rollout), episodes, collected.seconds), collected.ended_at
+
+        stats = merge_ranks(ranks.on_every_rank(collect))  # with one rank: [collect()]
+        return rollouts[0], stats
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: no rollout is being collected between two training steps."""
@@ -93,9 +97,8 @@ class A2C:
         for envs in self.groups if failed else []:
             envs.abandon()
         try:
-            idle = self.compute.wait_idle()
             for envs in self.groups:
-                if idle:
+                if self.compute.wait_idle():
                     envs.close()
                 else:  # a thread hangs: only what runs elsewhere can be ended
                     envs.kill()

@@ -32,9 +32,9 @@ def sticky_probability(config: Config, spec: EnvSpec) -> float:
 class AtariGame(AtariEnv):
     """One Atari game as the agent sees it: 4 frames per step, the newest `frame_stack` frames as observation.
 
-    Preprocessing follows Machado et al. (2018), section 3, and gives the same pixels as gymnasium's
-    `AtariPreprocessing` and `FrameStackObservation`, whose layers of Python take a worker a fifth longer: they are
-    cold in the cache whenever 50 processes share a few cores.
+    Preprocessing (see `a2c.envs.make`) gives the same pixels as gymnasium's `AtariPreprocessing` and
+    `FrameStackObservation`, whose layers of Python take a worker a fifth longer: they are cold in the cache whenever
+    50 processes share a few cores.
 
     The observation `[frame_stack, S, S]` uint8 is one array that the next step overwrites; a reset makes a new one.
 

@@ -1,8 +1,8 @@
-"""Vector environments on three backends, and every seed of a run.
+"""Vector environments on three backends, and the seeds of a run.
 
-The contract of all backends is the docstring of `a2c.envs`. Preprocessing follows Machado et al. (2018), section 3:
-up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames per decision, maximum over the last two,
-grey, area-scaled.
+The contract of all backends is the docstring of `a2c.envs`. Preprocessing is that of DQN (Mnih et al., 2015, Methods)
+as in OpenAI Baselines: up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames per decision,
+maximum over the last two, grey, area-scaled.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def make_groups(config: Config, seeds: Sequence[int], groups: int, threads: int 
 
 
 class RunSeeds(NamedTuple):
-    """Every seed of a run but that of the network's parameters, which is `config.seed` itself."""
+    """The seeds of environments and actions. Parameters are drawn with `config.seed` itself, the order of minibatches
+    with that and the number of updates.
+    """
 
     envs: list[int]  # one per environment
     sampling: int  # for the actions of the first group or worker; see `sampling_seed`

@@ -95,14 +95,19 @@ def interval_of_curves(
 
 
 def interval_of_mean(values: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean of `values [K]` by Student's t. NaN for fewer than five values.
+    """95 % interval of the mean of `values [K]`. NaN for fewer than five values."""
+    return interval_of_moments(float(values.mean()), float(values.std()), len(values))
 
-    The quantile is Fisher and Cornish's expansion (1960) at 0.975, right to 0.01.
+
+def interval_of_moments(mean: float, std: float, count: float) -> tuple[float, float]:
+    """95 % interval of a mean by Student's t. NaN for fewer than five values.
+
+    `std`: the root of the mean squared distance from `mean` of the `count` values. The quantile is Fisher and
+    Cornish's expansion (1960) at 0.975, right to 0.01.
     """
-    freedom = max(len(values) - 1, 1)
+    freedom = count - 1 if count >= 5 else math.nan
     t = 1.96 + 2.372 / freedom + 2.823 / freedom**2 + 2.555 / freedom**3
-    half = t * values.std(ddof=1) / math.sqrt(len(values)) if len(values) >= 5 else math.nan
-    return float(values.mean() - half), float(values.mean() + half)
+    return mean - t * std / math.sqrt(freedom), mean + t * std / math.sqrt(freedom)
 
 
 def interval_of_median(values: np.ndarray) -> tuple[float, float]:

@@ -43,13 +43,14 @@ def _computing(compute: Compute) -> str:
 
 
 def _protocol(config: Config, spaces: Spaces) -> str:
-    """What an observation and a decision are."""
+    """What an observation and a decision are, and outside Atari, where nobody expects it, that rewards are clipped."""
     shape = "x".join(map(str, spaces.obs_shape))
     if not spaces.stacked:
-        return f"observations {shape}"
+        clip = f", rewards clipped to {config.reward_clip:g}" if config.reward_clip else ""
+        return f"observations {shape}{clip}"
     sticky = sticky_probability(config, find_spec(config.env))
-    no_ops = f"1-{config.noop_max}" if config.noop_max else "0"
-    protocol = f"{shape}, frame skip {spaces.frames_per_step}, sticky actions {sticky:g}, no-ops {no_ops}"
+    no_ops = f"up to {config.noop_max} no-ops" if config.noop_max else "no no-ops"
+    protocol = f"{shape}, frame skip {spaces.frames_per_step}, sticky actions {sticky:g}, {no_ops}"
     return f"{protocol}, lost lives are terminal" if config.terminal_on_life_loss else protocol
 
 

@@ -77,6 +77,9 @@ def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
 def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "human_normalized": 0.512}
     (tmp_path / "zoo.csv").write_text("game,environment,frames,score\nPong,0,450000,-20\nPong,3,550000,-19\n")
+    (tmp_path / "zoo-scores.csv").write_text(
+        "algorithm,game,mean,std,episodes\nA2C,Qbert,3882,1200,101\nPPO,Qbert,15627,,\nA2C,Pong,17.3,3,10\n"
+    )
     monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
     for name in ("boxing", "qbert", "pong"):
         (tmp_path / name).mkdir()
@@ -84,7 +87,7 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
         facts = {**figures, "env": f"{name.title()}NoFrameskip-v4", "env_steps": 2_000_000}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(facts))
     groups = [tmp_path / name for name in ("boxing", "qbert", "pong")]
-    assert game_scores.mean_scores(*groups[:2]) == "* Boxing: 1,234.6\n* Qbert: 1,234.6 (A2C 3,882, PPO 15,627)\n"
+    assert game_scores.mean_scores(*groups[:2]) == "* Boxing: 1,234.6\n* Qbert: 1,234.6 (A2C 3,882.0, PPO 15,627.0)\n"
     text = game_scores.after_2_million(*groups)
     mean = "1,234.6 (1,200.0 to 1,300.0)"
     title, machine, rows = text.split("\n\n")
@@ -96,8 +99,8 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     )
     assert rows.splitlines()[2:] == [
         f"| [Boxing](results/boxing) | {mean} | 51% | - | - | - |",
-        f"| [Qbert](results/qbert) | {mean} | 51% | - | 3,882 | 15,627 |",
-        f"| [Pong](results/pong) | {mean} | 51% | -19.5 | 17.3 | 21.0 |",
+        f"| [Qbert](results/qbert) | {mean} | 51% | - | 3,882.0 (3,643.9 to 4,120.1) | 15,627.0 |",
+        f"| [Pong](results/pong) | {mean} | 51% | -19.5 | 17.3 (15.0 to 19.6) | - |",
     ]
     (tmp_path / "qbert" / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
     again, *parts = game_scores.after_2_million(*groups).split("\n\n")
@@ -115,7 +118,7 @@ def test_games_of_10_million_decisions_have_no_column_of_2_million(tmp_path):
     (tmp_path / "evaluation.json").write_text(json.dumps({**facts, "env": "PongNoFrameskip-v4"}))
     title, _, rows = game_scores.after_10_million(tmp_path).split("\n\n")
     assert "at 2 M" not in title and "after 10,000,000 decisions" in title and "| human | Zoo A2C | Zoo PPO |" in rows
-    assert rows.splitlines()[2].endswith(" | 1.0 (0.5 to 1.5) | 100% | 17.3 | 21.0 |")
+    assert rows.splitlines()[2].endswith(" | 1.0 (0.5 to 1.5) | 100% | 17.3 (16.5 to 18.1) | 21.0 (21.0 to 21.0) |")
     shutil.copytree(tmp_path, tmp_path / "other")
     (tmp_path / "evaluation.json").write_text(json.dumps({**facts, "env": "QbertNoFrameskip-v4", "env_steps": 100}))
     with pytest.raises(ValueError, match=r"must have as many decisions, got \[100, 10000000\]"):

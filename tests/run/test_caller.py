@@ -60,6 +60,18 @@ class Lazy(TwoLayers):
         self.body = nn.Sequential(nn.LazyLinear(8), nn.Tanh())
 
 
+class Frozen(TwoLayers):
+    """A body that was trained before, and a layer that nothing uses."""
+
+    def __init__(self, input_shape, n_actions):
+        super().__init__(input_shape, n_actions)
+        self.body.requires_grad_(False)
+        self.spare = nn.Linear(2, 3)
+
+    def forward(self, obs):
+        return super().forward(obs.to(self.policy.weight.dtype))
+
+
 class Plane(gym.Env):
     """Pays 1 for action 1, for ten steps."""
 
@@ -182,6 +194,20 @@ def test_own_network_learns_resumes_and_plays(tmp_path, network, algorithm):
     obs, _ = agent.make_env().reset(seed=0)
     assert type(agent.policy.net) is network and not agent.policy.net.training and agent.act(obs) in (0, 1)
     assert a2c.evaluate(tmp_path / "run", 2, network=network).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"precision": "bfloat16"}, {"optimizer": "rmsprop", "rmsprop_eps_inside": True}, {"algorithm": "ga3c"}],
+)
+def test_own_network_keeps_what_is_frozen_or_unused_and_learns_the_rest(tmp_path, changes):
+    trainer = a2c.Trainer(tiny(tmp_path / "run", stop_after=160, **changes), network=Frozen)
+    before = {name: value.clone() for name, value in trainer.learner.net.state_dict().items()}
+    trainer.run()
+    assert a2c.Trainer.resume(tmp_path / "run", network=Frozen).run().finished
+    after = network_of(tmp_path / "run")
+    kept = {name for name in before if torch.equal(before[name], after[name])}
+    assert kept == {name for name in before if name.startswith(("body", "spare"))}
 
 
 @pytest.mark.parametrize(("network", "number"), [(TwoLayers, 40), (Recurrent, 4)])

@@ -1,5 +1,6 @@
 """The lines that a run prints before it starts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -21,7 +22,7 @@ def test_introduction_of_an_atari_game_says_protocol_algorithm_network_device_an
     assert str(tmp_path / "a run") in lines.pop("to watch")
     assert lines == {
         "run directory": f"{tmp_path / 'a run'}",
-        "environment": "PongNoFrameskip-v4 (4x42x42, frame skip 4, sticky actions 0, no-ops 1-30)",
+        "environment": "PongNoFrameskip-v4 (4x42x42, frame skip 4, sticky actions 0, up to 30 no-ops)",
         "algorithm": "a2c: 16 native environments x 128 steps, 12 minibatches, 3 epochs",
         "network": "small, 674,871 parameters",
         "device": "cpu, float32, 2 threads",
@@ -43,14 +44,15 @@ def test_introduction_names_what_a_game_has_beyond_the_defaults(tmp_path):
     changes = {"env": "ALE/Breakout-v5", "noop_max": 0, "num_minibatches": 1, "epochs": 1}
     config = Config.from_preset("atari", **changes, run_dir=tmp_path / "run")
     lines = shown(config)
-    assert lines["environment"].endswith("frame skip 4, sticky actions 0.25, no-ops 0, lost lives are terminal)")
+    assert lines["environment"].endswith("frame skip 4, sticky actions 0.25, no no-ops, lost lives are terminal)")
     assert lines["algorithm"].endswith("x 64 steps, 1 minibatch, 1 epoch")
     assert lines["length"] == "10,000,000 decisions"
 
 
 def test_introduction_of_another_environment_and_of_sliding_windows(tmp_path):
     config = Config(env="CartPole-v1", backend="sync", num_envs=1, threads=1, run_dir=tmp_path / "run")
-    assert shown(config)["environment"] == "CartPole-v1 (observations 4)"
+    assert shown(config)["environment"] == "CartPole-v1 (observations 4, rewards clipped to 1)"
+    assert shown(replace(config, reward_clip=0.0))["environment"] == "CartPole-v1 (observations 4)"
     assert shown(config)["algorithm"].startswith("a2c: 1 sync environment x 32 steps, ")
     book = Config.from_preset("book", env="CartPole-v1", backend="sync", run_dir=tmp_path / "run")
     assert shown(book)["algorithm"] == "a2c: 50 sync environments x 4 steps, windows in minibatches of 32"
