@@ -11,6 +11,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 SHORT = {"BUDGET": 2048, "EPISODES": 1}  # in place of what the cell tagged "parameters" says
+SHORT_EPISODES = """
+import a2c
+from functools import partial
+a2c.Config.from_preset = partial(a2c.Config.from_preset, max_episode_frames=1200)
+"""
 MISSING = sorted(name for name in ("ipykernel", "nbclient", "nbformat") if importlib.util.find_spec(name) is None)
 needs_kernel = pytest.mark.skipif(bool(MISSING), reason=f'needs {", ".join(MISSING)}: pip install -e ".[notebook]"')
 
@@ -67,7 +72,7 @@ def test_a_notebook_runs_and_prints_what_it_says(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     names = [re.findall(r"^(\w+) = ", cell.source, flags=re.M) for cell in notebook.cells if is_parameters(cell)]
     for cell in filter(is_parameters, notebook.cells):
-        cell.source += "".join(f"\n{name} = {value}" for name, value in SHORT.items())
+        cell.source += "".join(f"\n{name} = {value}" for name, value in SHORT.items()) + SHORT_EPISODES
     assert all(set(SHORT) <= set(found) for found in names)
     NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     for before, after in zip(cells_of(path), notebook.cells, strict=True):

@@ -1,8 +1,8 @@
 """Stands for `a2c train` in a comparison: writes the files of a run at once, then does what `--do` says.
 
 `end` (exit code 0), `no rows` (exit code 0, an empty table), `fail` (low scores, exit code 1 with a line), `fail once`,
-`killed` (by SIGKILL), `wait` (exit at SIGTERM), `finish` (exit code 0 soon after SIGTERM), `stubborn` (exit at SIGINT
-only). `--resume` ends at once.
+`killed` (by SIGKILL), `meet` (exit code 0 once two runs of the setting have begun), `wait` (exit at SIGTERM), `finish`
+(exit code 0 soon after SIGTERM), `stubborn` (exit at SIGINT only). `--resume` ends at once.
 """
 
 import os
@@ -35,7 +35,9 @@ def main(args):
         elif fails:
             sys.exit("error: it is broken")
         (run_dir / "latest.pt").touch()  # from now on it can be stopped
-        time.sleep(60 if todo in ("wait", "finish", "stubborn") else 0.3)
+        while todo == "meet" and len(list(run_dir.parent.glob("*/times.txt"))) < 2:
+            time.sleep(0.01)
+        time.sleep({"wait": 60, "finish": 60, "stubborn": 60, "meet": 0.3}.get(todo, 0))
         print(time.monotonic(), file=file)
 
 

@@ -105,6 +105,6 @@ def patience(pipe):
     """A worker that sends a message, waits for the reply, and takes its time for the next message."""
     pipe.send("one")
     pipe.recv_bytes()
-    time.sleep(1.4)
+    time.sleep(1.0)
     pipe.send("another")
     time.sleep(60)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from runs import row_of
+from toys import wait_for
 
 from a2c.config.config import Config
 from a2c.metrics.console import STOPPING, Display
@@ -158,7 +159,7 @@ def test_display_in_a_notebook_draws_one_output_again_and_empties_it(monkeypatch
     def act(display):
         with display.starting():  # a bar would be an output of its own
             display.show(row_of(1500, reward_100=12.5))
-        time.sleep(1.2)
+        wait_for(lambda: len(sys.modules["IPython.display"].shown) >= 3)
 
     before = threading.active_count()
     text, notebook = shown_in_a_notebook(monkeypatch, act)
@@ -171,8 +172,10 @@ def test_display_in_a_notebook_says_that_a_run_is_stopping(monkeypatch):
     stop = StopRequest()
 
     def act(display):
+        shown = sys.modules["IPython.display"].shown
         stop.handle(signal.SIGINT, None)
-        time.sleep(1.2)
+        drawn = len(shown)
+        wait_for(lambda: len(shown) >= drawn + 2)  # the first may have been begun before
 
     assert STOPPING in shown_in_a_notebook(monkeypatch, act, stop=stop)[0]
 

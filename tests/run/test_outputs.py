@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from disks import FULL, Disk
-from runs import TINY, TRAIN_PY, disturbed, rows, tiny
+from runs import TINY, TRAIN_PY, after_rollout, disturbed, rows, tiny
 
 from a2c.algorithms.base import TrainingStats
 from a2c.cli import commands as cli
@@ -41,21 +41,18 @@ def no_pause(monkeypatch):
 
 def test_run_outputs_lose_no_row_on_a_full_disk_and_say_so_once(tmp_path, capsys, disk):
     run_dir = tmp_path / "run"
+    run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, total_env_steps=800))
 
-    def fill():
-        disk.full = True
-        threading.Timer(0.05, empty).start()
+    def fill(rollouts):
+        disk.full = 2 <= rollouts < 5
 
-    def empty():
-        disk.full = False
-
-    run, code = disturbed(run_dir, fill, total_env_steps=4000)
-    assert code == 0
+    after_rollout(run, fill)
+    assert run.run().exit_code == 0
     assert capsys.readouterr().out.count("cannot write to") == 1
     written = [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")]
-    assert written == list(range(80, 4001, 80))
+    assert written == list(range(80, 801, 80))
     assert len(rows(run_dir / "episodes.csv")) == run.scores.episodes
-    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 4000
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 800
 
 
 def test_run_outputs_save_checkpoints_while_a_table_cannot_be_written(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def after():
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_as_many_runs_are_trained_at_a_time_as_there_are_jobs(jobs, tmp_path):
-    work = trained(tmp_path, "end", "end", "end", jobs=jobs)
+    work = trained(tmp_path, *["meet" if jobs == 2 else "end"] * 3, jobs=jobs)
     spans = [times(tmp_path, seed) for seed in range(3)]
     assert max(sum(begin <= at < end for begin, end in spans) for at, _ in spans) == jobs
     assert work.codes == {f"x/seed-{seed}": 0 for seed in range(3)}
