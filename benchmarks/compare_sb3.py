@@ -11,8 +11,9 @@ second (env_steps/s) over whole rollouts with their updates.
   and display
 * SB3: `A2C("CnnPolicy")` with its defaults (n_steps=5, RMSprop, float32) on `make_atari_env` with
   `SubprocVecEnv` and `VecFrameStack(4)`. Variants with different numbers of torch threads share a process
-  and its environments. The best variant is the reference. Both run under the caller's OpenMP
-  settings (`OMP_WAIT_POLICY`), which make no difference to ours.
+  and its environments. Workers are started as `SubprocVecEnv` does without being told, by a fork server; in variants
+  named `fork` they are copies of the process that learns. The best variant is the reference. Both run under the
+  caller's OpenMP settings (`OMP_WAIT_POLICY`), which make no difference to ours.
 * start: imports, environments, network and the first update, while no other contender runs
 * PSS: memory of the contender with its workers. Contenders that run at the same time share library
   pages, so one that runs alone (`--ours native --sb3-envs ""`) shows a little more.
@@ -54,8 +55,8 @@ class Options:
 
     ours: str = "native,async"
     """Backends of ours to compare (comma-separated)."""
-    sb3_envs: str = "16,50"
-    """Environments of the SB3 contenders (comma-separated counts)."""
+    sb3_envs: str = "16,50,50 fork"
+    """Environments of the SB3 contenders (comma-separated counts, each alone or with `fork`)."""
     sb3_threads: str = "default,1"
     """torch threads to try in each SB3 contender (comma-separated counts; default = torch's own choice)."""
     seconds: float = 20.0
@@ -136,8 +137,10 @@ def contenders_of(options: Options, rest: list[str]) -> dict[str, dict[str, Any]
     for backend in filter(None, options.ours.split(",")):
         specs[f"ours {backend}"] = {"kind": "ours", "args": ["--preset", "a2c-strict", *rest, "--backend", backend]}
         parse_config(specs[f"ours {backend}"]["args"])
-    for n in counts("sb3_envs", options.sb3_envs) if options.sb3_envs else []:
-        specs[f"SB3 {n} envs"] = {"kind": "sb3", "env": config.env, "num_envs": n, "cuda": config.cuda}
+    for part in filter(None, options.sb3_envs.split(",")):
+        (n,), fork = counts("sb3_envs", part.removesuffix(" fork")), part.endswith(" fork")
+        start = {"env": config.env, "num_envs": n, "cuda": config.cuda, "start_method": "fork" if fork else None}
+        specs[f"SB3 {n} envs{', fork' * fork}"] = {"kind": "sb3", **start}
     return specs
 
 

@@ -45,8 +45,8 @@ def build_sb3(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str]
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
 
     # "ale_py:" makes every worker register the Atari games, which SB3 does not.
-    environments = make_atari_env(f"ale_py:{spec['env']}", spec["num_envs"], seed=0, vec_env_cls=SubprocVecEnv)
-    envs = VecFrameStack(environments, n_stack=4)
+    how = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": spec["start_method"]}}
+    envs = VecFrameStack(make_atari_env(f"ale_py:{spec['env']}", spec["num_envs"], seed=0, **how), n_stack=4)
     model = A2C("CnnPolicy", envs, n_steps=5, device="cuda" if spec["cuda"] else "cpu", seed=0)
     batch = model.n_steps * envs.num_envs
 

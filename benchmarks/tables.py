@@ -102,17 +102,22 @@ def scaled(group: Path) -> str:
 
 
 def sb3(group: Path) -> str:
-    """Speed of training compared with Stable-Baselines3, in alternating windows; a file per comparison."""
+    """Speed of training compared with Stable-Baselines3, in alternating windows; a file per comparison.
+
+    Of the numbers of threads that a contender was given, the fastest is its row.
+    """
     header = ("instructions", "trainer", "decisions/s: median (min to max)", "ratio to SB3", "start", "memory (PSS)")
     measurements, rows = read_all(group), []
     for figures in measurements:
         instructions = figures["machine"]["instructions"].removesuffix(" with bfloat16")
-        contenders = figures["contenders"].values()
-        best = max(row["median"] for row in contenders if row["contender"].startswith("SB3"))
-        for row in contenders:
+        measured_rows = figures["contenders"].values()
+        fastest = {row["contender"]: row for row in sorted(measured_rows, key=lambda row: row["median"])}
+        best = max(row["median"] for name, row in fastest.items() if name.startswith("SB3"))
+        for name in dict.fromkeys(row["contender"] for row in measured_rows):
+            row = fastest[name]
             speed = f"{row['median']:,.0f} ({min(row['speeds']):,.0f} to {max(row['speeds']):,.0f})"
             ratio, start, memory = f"{row['median'] / best:.2f}", f"{row['start']:.1f} s", f"{row['pss_mb']:,.0f} MB"
-            what = f"{row['contender'].removesuffix(' 50 envs')} ({row['note']})"  # the note has the precision
+            what = f"{re.sub(r' [0-9]+ envs', '', name)} ({row['note']})"  # the note has number and precision
             rows.append((instructions, what, speed, ratio, start, memory))
     return measured([figures["machine"] for figures in measurements]) + table(header, rows)
 

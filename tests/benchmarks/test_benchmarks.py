@@ -10,7 +10,7 @@ from pathlib import Path
 import gpu
 import pytest
 import torch
-from compare_sb3 import Options, compare, ratios
+from compare_sb3 import Options, compare, contenders_of, ratios
 from throughput import SINGLE, make_stages
 
 from a2c.config.config import Config
@@ -89,6 +89,14 @@ def test_compare_sb3_writes_what_follows_from_its_windows(capsys):
     row = figures["contenders"]["ours sync"]
     assert len(row["speeds"]) == 2 and row["median"] == statistics.median(row["speeds"])
     assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
+
+
+def test_sb3_has_variants_with_other_numbers_of_environments_and_copied_workers():
+    specs = contenders_of(Options(ours="", sb3_envs="16,50 fork"), [])
+    found = {name: (spec["num_envs"], spec["start_method"]) for name, spec in specs.items()}
+    assert found == {"SB3 16 envs": (16, None), "SB3 50 envs, fork": (50, "fork")}
+    with pytest.raises(ValueError, match="sb3_envs must be comma-separated counts"):
+        contenders_of(Options(sb3_envs="50 spoon"), [])
 
 
 def test_ratios_are_of_medians_and_to_the_fastest_of_the_others():

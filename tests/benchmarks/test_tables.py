@@ -125,6 +125,26 @@ def test_games_of_10_million_decisions_have_no_column_of_2_million(tmp_path):
         game_scores.after_10_million(tmp_path, tmp_path / "other")
 
 
+def test_sb3_table_has_the_fastest_number_of_threads_of_each_contender(tmp_path):
+    rows = {}
+    for name, threads, speed in (
+        ("ours async", 0, 900.0),
+        ("SB3 50 envs", 0, 400.0),
+        ("SB3 50 envs", 1, 500.0),
+        ("SB3 50 envs, fork", 0, 600.0),
+        ("SB3 50 envs, fork", 1, 300.0),
+    ):
+        figures = {"contender": name, "note": "50 envs, X", "start": 2.0, "pss_mb": 1000.0}
+        rows[f"{name}, {threads}"] = {**figures, "speeds": [speed - 10, speed, speed + 10], "median": speed}
+    machine = {**ABOUT, "instructions": "AVX2"}
+    (tmp_path / "a.json").write_text(json.dumps({"machine": machine, "contenders": rows}))
+    assert tables.sb3(tmp_path).splitlines()[4:] == [
+        "| AVX2 | ours async (50 envs, X) | 900 (890 to 910) | 1.50 | 2.0 s | 1,000 MB |",
+        "| AVX2 | SB3 (50 envs, X) | 500 (490 to 510) | 0.83 | 2.0 s | 1,000 MB |",
+        "| AVX2 | SB3, fork (50 envs, X) | 600 (590 to 610) | 1.00 | 2.0 s | 1,000 MB |",
+    ]
+
+
 def test_games_without_a_game_are_empty():
     assert game_scores.after_2_million() == game_scores.after_10_million() == ""
 
