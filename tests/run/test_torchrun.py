@@ -18,7 +18,7 @@ from a2c.metrics.results import read_episodes, read_evaluations
 from a2c.run.checkpoint import load_checkpoint
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
-FLAGS = "--preset cartpole --num-envs 7 --total-env-steps 6720 --log-every 0.2 --target-score 1e9"
+FLAGS = "--preset cartpole --num-envs 7 --total-env-steps 8960 --log-every 0.2 --target-score 1e9"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without ranks")]
 
 
@@ -133,19 +133,19 @@ def whole(tmp_path_factory):
 def test_two_ranks_share_the_environments_and_rank_0_writes(whole):
     run_dir, output = whole
     state = load_checkpoint(run_dir / "latest.pt")
-    assert state["env_steps"] == 6720 and state["updates"] == 30 * 7  # one minibatch per environment
+    assert state["env_steps"] == 8960 and state["updates"] == 40 * 7  # one minibatch per environment
     assert [len(part["envs"][0]["scores"]) for part in state["algorithm"]["ranks"]] == [4, 3]
     assert output.count("run directory  ") == output.count("all environment steps done") == 1
     assert "1 thread on each of 2 ranks" in output
     steps, scores = (read_episodes(run_dir)[name] for name in ("env_steps", "score"))
     assert len(scores) == state["scores"]["episodes"] > 100
-    assert scores.sum() <= 6720 < scores.sum() + 7 * 500 and (steps[1:] >= steps[:-1]).all()
+    assert scores.sum() <= 8960 < scores.sum() + 7 * 500 and (steps[1:] >= steps[:-1]).all()
 
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
     """The same run, stopped halfway."""
-    return run_once(tmp_path_factory, "half", "--stop-after", "3360")[0]
+    return run_once(tmp_path_factory, "half", "--stop-after", "4480")[0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -153,7 +153,7 @@ def test_a_run_of_two_ranks_is_resumed_by_any_number(whole, half, tmp_path, rank
     run_dir = tmp_path / "run"
     shutil.copytree(half, run_dir)
     output = run(ranks, "--resume", str(run_dir))
-    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 6720
+    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 8960
     assert same(parameters(run_dir), parameters(whole[0])) == (ranks == 2)
     assert ("its episodes continue" if ranks == 2 else "every environment starts a new episode") in output
 
