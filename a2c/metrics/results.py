@@ -100,7 +100,7 @@ def interval_of_mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def interval_of_moments(mean: float, std: float, count: float) -> tuple[float, float]:
-    """95 % interval of a mean by Student's t. NaN for fewer than five values.
+    """95 % interval of a mean by Student's t. NaN for fewer than five values, or where their number is NaN.
 
     `std`: the root of the mean squared distance from `mean` of the `count` values. The quantile is Fisher and
     Cornish's expansion (1960) at 0.975, right to 0.01.

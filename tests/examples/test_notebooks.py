@@ -12,9 +12,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 SHORT = {"BUDGET": 2048, "EPISODES": 1}  # in place of what the cell tagged "parameters" says
 SHORT_EPISODES = """
-import a2c
-from functools import partial
-a2c.Config.from_preset = partial(a2c.Config.from_preset, max_episode_frames=1200)
+import functools as _functools, a2c as _a2c  # names that the notebook does not use: it has to import its own
+_a2c.Config.from_preset = _functools.partial(_a2c.Config.from_preset, max_episode_frames=1200)
 """
 MISSING = sorted(name for name in ("ipykernel", "nbclient", "nbformat") if importlib.util.find_spec(name) is None)
 needs_kernel = pytest.mark.skipif(bool(MISSING), reason=f'needs {", ".join(MISSING)}: pip install -e ".[notebook]"')

@@ -45,13 +45,12 @@ try:
     Trainer(config, env_fn=env_fn)
 except OSError as error:
     print(f"refused: {error} {error.__notes__[0]}\\n", end="")  # one write: two ranks may print at once
-for leaving in ("0", "1"), ("1",):  # all ranks, or one
-    trainer = Trainer(config)
+for run_dir, leaving in zip(sys.argv[1:], [("0", "1"), ("1",)], strict=True):  # all ranks, then one
+    trainer = Trainer(Config(**vars(config) | {"run_dir": Path(run_dir)}))
     for progress in trainer:
         if progress.env_steps == 96 and os.environ["RANK"] in leaving:
             break
     print(f"left: {trainer.result().reason} at {trainer.result().env_steps}\\n", end="")
-    config = Config(**vars(config) | {"run_dir": Path(sys.argv[2])})
 """
 
 
@@ -98,7 +97,7 @@ def ranks_of(process):
     return children(process.pid)
 
 
-def wait_for(condition, process, seconds=300):
+def wait_for(condition, process, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < end, finished(process, 5)
@@ -210,7 +209,7 @@ def test_one_rank_has_the_process_that_evaluates_and_a_signal_to_the_other_stops
     process = start(2, *FLAGS.split(), *flags, "--run-dir", str(run_dir))
     # The process that evaluates has the lowest priority, beside two ranks and the other tests.
     table = run_dir / "evaluations.csv"
-    wait_for(lambda: table.exists() and len(read_evaluations(run_dir)["mean"]) > 1, process)
+    wait_for(lambda: table.exists() and len(read_evaluations(run_dir)["mean"]) > 1, process, seconds=300)
     assert [len(children(rank, "-f", "follow_main")) for rank in ranks_of(process)] == [1, 0]
     os.kill(ranks_of(process)[1], signal.SIGTERM)
     output = finished(process)
