@@ -32,6 +32,7 @@ class Shared(NamedTuple):
     net: nn.Module
     optimizer: torch.optim.Optimizer
     statistics: PixelNorm | FrameNorm | None  # what this learner's observations feed; `sync` merges those of all
+    decisions: int  # of a rollout of all of them
 
 
 class Learner:
@@ -39,7 +40,7 @@ class Learner:
 
     `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, computes actions and gradients.
     `env_steps` counts the decisions that were learned from, `updates` the optimiser steps; `reward_count`, with
-    exploration noise only: see `count_rewards`.
+    exploration noise only: see `count_rewards`. That has last looked at it after `rewarded_at` decisions.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class Learner:
             compute.ranks.broadcast(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
             self.optimizer = make_optimizer(self.net, config, compute.replays)
         else:
-            self.net, self.optimizer = shared.net, shared.optimizer
-            if shared.statistics is not None:  # merged statistics are each learner's own
-                self.net = with_own_statistics(self.net)
+            self.optimizer = shared.optimizer
+            self.net = with_own_statistics(shared.net) if shared.statistics else shared.net  # merged are each one's own
         normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a network that is not a2c's
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.env_steps = self.updates = 0
+        self.env_steps = self.updates = self.rewarded_at = 0
         self.reward_count = 0.0
+        self.rollout_decisions = shared.decisions if shared else config.num_envs * config.rollout_steps
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
         self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before clipping
@@ -119,7 +120,10 @@ class Learner:
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
             rewards = int(self.compute.ranks.all_reduce(rollout.rewards.count_nonzero()))
-            self.reward_count = count_rewards(self.config, self.reward_count, rewards, self._decisions(rollout))
+            unrewarded = self.env_steps - self.rewarded_at
+            if rewards or unrewarded >= self.rollout_decisions:  # a3c and ga3c also learn from parts of a rollout
+                self.reward_count = count_rewards(self.config, self.reward_count, rewards, unrewarded)
+                self.rewarded_at = self.env_steps
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -128,8 +132,7 @@ class Learner:
     def _minibatches(self, rollout: Rollout, number: int) -> Iterator[tuple[Minibatch, int]]:
         """The whole rollout in each epoch: its decisions in random order, or the windows of its environments.
 
-        The order is that of all ranks' environments together; each rank has its own part of every minibatch. Yields
-        at most `number` of them with their sizes on all ranks together.
+        The order is that of all ranks' environments; yields this rank's parts of `number` or fewer, with whole sizes.
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
         num_envs = self._decisions(rollout) // steps
@@ -171,8 +174,7 @@ class Learner:
 
     def update_normalizer(self, obs: Tensor) -> None:
         """Feed `obs [T, N, stack, H, W]` to the normaliser, if there is one: the last frame where they are stacked."""
-        norm = self.statistics
-        if norm is not None:
+        if (norm := self.statistics) is not None:
             frames = (obs[:, :, -1] if norm.stacked else obs).flatten(0, 1)
             norm.update(frames, self.compute.ranks, steps=len(obs))
 
@@ -183,9 +185,10 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, reward_count: float) -> None:
-        """Set the counts to those of all learners of the run together."""
+    def set_counts(self, env_steps: int, updates: int, reward_count: float, rewarded_at: int | None = None) -> None:
+        """Set the counts to those of all learners of the run together; `rewarded_at` None: to `env_steps`."""
         self.env_steps, self.updates, self.reward_count = env_steps, updates, reward_count
+        self.rewarded_at = env_steps if rewarded_at is None else rewarded_at
 
     def add_remote(self, env_steps: int, updates: int, reward_count: float, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
@@ -194,10 +197,9 @@ class Learner:
 
     def metrics(self) -> dict[str, float]:
         """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
-        counts = {"env_steps": self.env_steps, "updates": self.updates}
         noise = exploration_noise(self.config, self.reward_count)
         schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
-        return {**counts, **schedules, **self.update_metrics()}
+        return {"env_steps": self.env_steps, "updates": self.updates, **schedules, **self.update_metrics()}
 
     def update_metrics(self) -> dict[str, float]:
         """Terms of the last update, empty before the first (host copies: call it once per logged row)."""
@@ -222,8 +224,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        reward_count = state.get("rewards", 0.0)  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(reward_count))
+        reward_count = float(state.get("rewards", 0.0))  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), reward_count)
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

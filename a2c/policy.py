@@ -133,16 +133,16 @@ class Policy:
 
 def exploration_noise(config: Config, reward_count: float) -> float:
     """The scale of `Policy.perturb`: falls linearly to 0 as `reward_count` rises to `exploration_rewards`."""
-    return config.exploration_noise * max(0.0, 1.0 - reward_count / config.exploration_rewards)
+    return config.exploration_noise * min(max(1.0 - reward_count / config.exploration_rewards, 0.0), 1.0)
 
 
-def count_rewards(config: Config, reward_count: float, rewards: int, decisions: int) -> float:
-    """`reward_count` after a rollout of `decisions` decisions, `rewards` of which had a reward other than 0.
+def count_rewards(config: Config, reward_count: float, rewards: int, unrewarded: int) -> float:
+    """`reward_count` after a rollout, `rewards` decisions of which had a reward other than 0.
 
-    It grows by `rewards`, up to `exploration_rewards`. After a rollout without any it falls by 1 for every `UNREWARDED`
-    decisions, down to 0: the noise returns where the policy finds no rewards any more.
+    It grows by `rewards`, up to `exploration_rewards`. Without any it falls by 1 for every `UNREWARDED` of the last
+    `unrewarded` decisions, down to 0: the noise returns where the policy finds no rewards any more.
     """
-    reward_count += rewards if rewards else -decisions / UNREWARDED
+    reward_count += rewards if rewards else -unrewarded / UNREWARDED
     return min(max(reward_count, 0.0), float(config.exploration_rewards))
 
 

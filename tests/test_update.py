@@ -230,7 +230,7 @@ def test_learn_raises_at_an_infinite_loss_though_its_gradients_are_finite(advant
     net, rollout = Masking((4,), 3), random_rollout()
     rollout.actions.zero_()
     rollout.rewards.fill_(100 * advantage)
-    shared = Shared(net, make_optimizer(net, CONFIG), None)
+    shared = Shared(net, make_optimizer(net, CONFIG), None, 0)
     with closing(Compute(CONFIG)) as compute:
         learner = Learner(CONFIG, spaces((4,), 3), compute, shared)
         with pytest.raises(FloatingPointError, match=r"policy loss is -?inf at update 1;"):
@@ -306,7 +306,7 @@ def test_with_exploration_noise_the_first_step_weighs_decisions_by_their_ratios_
 
 
 def test_exploration_noise_falls_with_rewards_and_returns_where_there_are_none():
-    config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, epochs=2)
+    config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, rollout_steps=6, epochs=2)
     config = replace(config, exploration_noise=2.0, exploration_rewards=4)
     rollout, seen = random_rollout(envs=10), []
     share = len(rollout) / UNREWARDED  # what a rollout without a reward takes back
@@ -324,6 +324,27 @@ def test_exploration_noise_falls_with_rewards_and_returns_where_there_are_none()
         resumed.load_state_dict(old)
     assert seen == pytest.approx([0, 2, 2 - share, 3 - share, 4, 4 - share])  # 0 to 4
     assert resumed.reward_count == 0 and resumed.env_steps == learner.env_steps
+
+
+def test_exploration_noise_returns_after_a_whole_rollout_of_decisions_without_reward_in_however_many_parts():
+    config = replace(CONFIG, network="mlp", num_minibatches=2, num_envs=10, rollout_steps=6, epochs=1)
+    config = replace(config, exploration_noise=2.0, exploration_rewards=100)
+    rewards = torch.zeros(4, 6, 10)  # of four rollouts, each learned whole or in five parts of two environments
+    rewards[0, 2, 3] = rewards[2, 5, 9] = 1.0
+    counts = []
+    with closing(Compute(config)) as compute:
+        for parts in (1, 5):
+            learner, rollout = Learner(config, spaces((4,), 3), compute), random_rollout(envs=10)
+            learner.set_counts(0, 0, 50.0)
+            for paid in rewards:
+                rollout.rewards.copy_(paid)
+                for part in rollout.split(parts):
+                    learner.learn(part)
+                counts.append(learner.reward_count)
+    fall = 60 / UNREWARDED
+    assert counts[:4] == pytest.approx([51, 51 - fall, 52 - fall, 52 - 2 * fall])
+    # The second of five parts was paid, so the count falls with the second of each rollout after it.
+    assert counts[4:] == pytest.approx([51, 51 - fall, 52 - 2 * fall, 52 - 3 * fall])
 
 
 def test_learn_uses_the_schedules_at_the_decisions_before_the_rollout():
@@ -439,7 +460,7 @@ def test_learner_that_shares_its_network_has_its_own_statistics_in_every_layer()
     net = make_network(Config(network="small"), (4, 42, 42), 6, stacked=True)
     net.first = torch.nn.Sequential(net.normalizer, torch.nn.BatchNorm2d(4))
     with closing(Compute(CONFIG)) as compute:
-        shared = Shared(net, make_optimizer(net, CONFIG), copy.deepcopy(net.normalizer))
+        shared = Shared(net, make_optimizer(net, CONFIG), copy.deepcopy(net.normalizer), 0)
         learner = Learner(CONFIG, spaces((4, 42, 42), 6), compute, shared)
     assert learner.normalizer is learner.net.normalizer is learner.net.first[0] is not net.normalizer
     assert learner.replica.first[0] is learner.normalizer  # which `sync` sets to the merged statistics

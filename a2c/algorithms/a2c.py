@@ -8,7 +8,7 @@ from typing import Any
 
 from a2c.algorithms.base import TrainingStats, merge_ranks
 from a2c.algorithms.captured import CapturedSteps
-from a2c.algorithms.windows import SlidingWindows
+from a2c.algorithms.windows import make_windows
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -30,11 +30,7 @@ class A2C:
         self.groups: list[MonitoredVectorEnv] = []
         if compute.replays:
             learner.replace_step(CapturedSteps(learner))
-        self.windows: SlidingWindows | None = None
-        if config.sliding_batch:
-            self.windows = SlidingWindows(
-                config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip
-            )
+        self.windows = make_windows(config, learner.net)
 
     def start(self, new_run: bool) -> None:
         """Start the environments; the first observations of a new run feed the normaliser."""
@@ -97,11 +93,9 @@ class A2C:
         for envs in self.groups if failed else []:
             envs.abandon()
         try:
+            idle = self.compute.wait_idle()  # else a thread hangs: only what runs elsewhere can be ended
             for envs in self.groups:
-                if self.compute.wait_idle():
-                    envs.close()
-                else:  # a thread hangs: only what runs elsewhere can be ended
-                    envs.kill()
+                envs.close() if idle else envs.kill()
         except KeyboardInterrupt:
             if not failed:
                 self.close(failed=True)

@@ -36,8 +36,10 @@ class SharedCounters(NamedTuple):
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
     reward_count: Tensor  # [W + 1] float64, by how much each has changed `Learner.reward_count`
+    rewarded_at: Tensor  # [W] int64, env_steps when each has last changed its `reward_count`
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
     statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
+    rollout_decisions: int  # of all workers together
 
     def finished(self) -> bool:
         """True once the workers together have taken enough decisions."""
@@ -72,10 +74,13 @@ class A3C:
         statistics = slots_like(learner.normalizer, len(tasks))
         env_steps, updates = (torch.tensor([0] * len(tasks) + [n]) for n in (learner.env_steps, learner.updates))
         reward_count = torch.tensor([0.0] * len(tasks) + [learner.reward_count], dtype=torch.float64)
-        self.counters = counters = SharedCounters(env_steps, updates, reward_count, torch.tensor(-1), statistics)
+        rewarded_at = torch.full([len(tasks)], learner.env_steps)
+        self.counters = counters = SharedCounters(
+            env_steps, updates, reward_count, rewarded_at, torch.tensor(-1), statistics, learner.rollout_decisions
+        )
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
-        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:-1], *seen])
+        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:-2], *seen])
         arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[OPTIMIZER_IMPORT])
         self.workers.await_all()
@@ -134,7 +139,7 @@ def run_worker(
     compute = Compute(config)
     # Two workers that fed the same statistics at once could make a variance negative.
     statistics = counters.statistics[number] if counters.statistics else None
-    learner = Learner(config, spaces, compute, Shared(net, optimizer, statistics))
+    learner = Learner(config, spaces, compute, Shared(net, optimizer, statistics, counters.rollout_decisions))
     collector = Collector([task.make_envs()], learner.replica, config.rollout_steps, compute, task.sampling_seed)
     if new_run:
         learner.update_normalizer(collector.next_obs[None])
@@ -150,13 +155,16 @@ def run_worker(
     sent = time.perf_counter() - METRICS_EVERY
     while not counters.finished():
         learner.sync(counters.statistics)  # the parameters as all workers together have left them
-        reward_count = float(counters.reward_count.sum())
+        # Workers that change it at once can leave less than 0 or more than there can be.
+        reward_count = min(max(float(counters.reward_count.sum()), 0.0), float(config.exploration_rewards))
         noise = exploration_noise(config, reward_count)
         rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()), noise)
         began = time.perf_counter()
         before = int(counters.updates[number])
-        learner.set_counts(int(counters.env_steps.sum()), int(counters.updates.sum()), reward_count)
+        counts = int(counters.env_steps.sum()), int(counters.updates.sum())
+        learner.set_counts(*counts, reward_count, int(counters.rewarded_at.max()))
         learner.learn(rollout, count=count)
+        counters.rewarded_at[number] = learner.rewarded_at
         counters.env_steps[number] += len(rollout)
         change = learner.reward_count - reward_count
         counters.reward_count[number] += change

@@ -6,10 +6,20 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from a2c.batch import Experience, Transitions
+from a2c.config.config import Config
 from a2c.rollout import Rollout
+
+
+def make_windows(config: Config, net: nn.Module) -> SlidingWindows | None:
+    """The windows of `--sliding-batch`, None without it; ValueError for a recurrent `net`, whose state they lack."""
+    if not config.sliding_batch:
+        return None
+    if getattr(net, "rnn_state_size", 0):
+        raise ValueError(f"network must not be recurrent when sliding_batch is set, got {config.network}")
+    return SlidingWindows(config.num_envs, config.rollout_steps, config.sliding_batch, config.gamma, config.reward_clip)
 
 
 class SlidingWindows:

@@ -110,8 +110,12 @@ class CsvTable:
         self.waiting = [row for row in self.waiting if int(str(row[0])) <= env_steps]
         self.drop_after = env_steps if self.drop_after is None else min(self.drop_after, env_steps)
 
-    def add(self, rows: Sequence[Sequence[object]]) -> None:
-        """Append rows; where the disk refuses, OSError, and they wait for the next call."""
+    def keep(self, rows: Sequence[Sequence[object]]) -> None:
+        """Let rows wait for the next `add`."""
+        self.waiting += rows
+
+    def add(self, rows: Sequence[Sequence[object]] = ()) -> None:
+        """Append rows, after those that wait; where the disk refuses, OSError, and they wait for the next call."""
         self.waiting += rows
         if self.drop_after is not None:
             self._drop()

@@ -69,8 +69,8 @@ SCORES = ("reward", "reward_100", "best_reward_100", "eval_score")  # written ex
 class RunLogger:
     """Writes the log files of one run directory, row by row.
 
-    Every method raises OSError where the disk refuses. The rows of the CSV files are kept for the next
-    call then; TensorBoard misses points.
+    `episodes` and `metrics` keep rows for `write`. Where the disk refuses, that and the constructor raise OSError; the
+    rows of the CSV files are kept for the next call then, TensorBoard may miss points.
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
@@ -79,30 +79,52 @@ class RunLogger:
         write_atomically(run_dir / "config.json", config.to_json().encode())
         self._metrics = CsvTable(run_dir / "metrics.csv", tuple(METRICS), keep_until)
         self._episodes = CsvTable(run_dir / "episodes.csv", EPISODE_COLUMNS, keep_until)
+        self._points: list[tuple[int, float, dict[str, float]]] = []  # env_steps, wall time and values by tag
         self._first_step = None if keep_until is None else keep_until + 1
         self._board: EventFile | None = None
         self._wandb: WandbRun | None = None
 
     def episodes(self, env_steps: int, seconds: float, episodes: Sequence[Episode]) -> None:
-        """Write one row of episodes.csv per finished episode."""
-        self._episodes.add([(env_steps, f"{seconds:.2f}", format_number(one.score), one.length) for one in episodes])
+        """Keep one row of episodes.csv per finished episode for `write`."""
+        rows = [(env_steps, f"{seconds:.2f}", format_number(one.score), one.length) for one in episodes]
+        self._episodes.keep(rows)
 
     def metrics(self, row: dict[str, float]) -> None:
-        """Write one row of metrics.csv and one point per TensorBoard tag; the keys are those of METRICS."""
-        self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
+        """Keep one row of metrics.csv and one point per TensorBoard tag for `write`; the keys are those of METRICS."""
+        self._metrics.keep([[_cell(name, row.get(name, "")) for name in METRICS]])
         points = {TAGS[name]: value for name, value in row.items() if name != "env_steps"}
-        if self._board is None:
-            self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
-            self._board.text("config", settings_table(self.config), int(row["env_steps"]))
-        self._board.add(int(row["env_steps"]), time.time(), points)
+        self._points.append((int(row["env_steps"]), time.time(), points))
+
+    def write(self) -> None:
+        """Write what has been kept, and config.json where it has been removed; OSError where the disk refuses."""
+        if not (self.run_dir / "config.json").exists():
+            write_atomically(self.run_dir / "config.json", self.config.to_json().encode())
+        with ExitStack() as writing:  # each table, whatever happens to the other
+            for table in (self._metrics, self._episodes):
+                writing.callback(table.add)
+        while self._points:
+            env_steps, seconds, points = self._points.pop(0)
+            self._show(env_steps, seconds, points)
+
+    def _show(self, env_steps: int, seconds: float, points: dict[str, float]) -> None:
+        """Write points for TensorBoard and Weights & Biases."""
+        try:
+            if self._board is None:
+                self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
+                self._board.text("config", settings_table(self.config), env_steps)
+            self._board.add(env_steps, seconds, points)
+        except OSError:  # the file may end in half a record, after which nothing is read: the next one begins another
+            self._close_board()
+            raise
         if self.config.wandb:
             self._wandb = self._wandb or WandbRun(self.run_dir, self.config)
-            self._wandb.add(int(row["env_steps"]), points)
+            self._wandb.add(env_steps, points)
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows after `env_steps`, which will be replayed."""
         self._metrics.rewind(env_steps)
         self._episodes.rewind(env_steps)
+        self._points = [point for point in self._points if point[0] <= env_steps]
         self._close_board()
         self._first_step = env_steps + 1
 
@@ -110,20 +132,11 @@ class RunLogger:
         """What wandb has to tell since the last call."""
         return self._wandb.messages() if self._wandb else []
 
-    def keep_config(self) -> None:
-        """Write config.json again where it has been removed."""
-        path = self.run_dir / "config.json"
-        if not path.exists():
-            write_atomically(path, self.config.to_json().encode())
-
     def close(self) -> None:
-        """Write the rows that wait and close every file."""
-        with ExitStack() as closing:
-            if self._wandb:
-                closing.callback(self._wandb.close)
-            closing.callback(self._close_board)
-            for table in (self._metrics, self._episodes):
-                closing.callback(table.add, [])
+        """Close every file, without what `write` has not written; may be called twice."""
+        self._close_board()
+        if self._wandb:
+            self._wandb.close()
 
     def _close_board(self) -> None:
         board, self._board = self._board, None

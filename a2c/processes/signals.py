@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop that a loop reads between two steps."""
+"""SIGINT, SIGTERM and SIGHUP as a request to stop that a loop reads between two steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+
+from a2c.processes.start import SIGNALS
 
 CALM = 2.0  # seconds after a KeyboardInterrupt in which another SIGINT raises no other: the run is closing
 
@@ -51,15 +53,16 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
-    """Record the first SIGINT or SIGTERM in `request`; a second SIGINT raises KeyboardInterrupt.
+    """Record the first of `SIGNALS` in `request`; a second SIGINT raises KeyboardInterrupt.
 
-    Does nothing outside the main thread, which alone may handle signals in Python.
+    Does nothing outside the main thread, which alone may handle signals in Python. What is ignored, as SIGHUP by nohup,
+    stays so, but for SIGINT, which a shell ignores for jobs in the background.
     """
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, request.handle) for number in taken}
     try:
         yield
     finally:

@@ -17,7 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-SIGNALS = {signal.SIGINT, signal.SIGTERM}  # may be sent to the whole process group; the parent handles them
+# May be sent to the whole process group; the parent handles them. Windows has no SIGHUP, which a closed terminal sends.
+SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 START_TIMEOUT = 300.0  # seconds in which a worker process must have started
 MORE_FILES = 64  # that a run may open besides those of its workers
 OURS = "A2CWorker"  # part of the name of every process that this package starts
@@ -26,7 +27,7 @@ OURS = "A2CWorker"  # part of the name of every process that this package starts
 def worker_context(preload: Sequence[str]) -> str:
     """The start method: forkserver where that is safe, else spawn. The server imports `preload` once for all workers.
 
-    SIGINT and SIGTERM are blocked in the server and in our workers, which are ended by `kill()`. Processes that the
+    `SIGNALS` are blocked in the server and in our workers, which are ended by `kill()`. Processes that the
     caller's program starts by the same server receive them as usual.
     """
     # macOS: system libraries that the server has loaded may not survive a fork.

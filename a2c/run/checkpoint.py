@@ -149,11 +149,11 @@ def _check_extent(state: Any, size: int) -> None:
 
 
 def to_tensors(value: Any) -> Any:
-    """Nested values as a checkpoint may hold them: NumPy arrays and scalars become tensors, the rest stays."""
-    if isinstance(value, np.ndarray):
-        return {ARRAY: torch.from_numpy(np.array(value))}
-    if isinstance(value, np.generic):
-        return {SCALAR: torch.from_numpy(np.array(value))}
+    """Nested values as a checkpoint may hold them, tensors as copies: NumPy arrays and scalars become tensors, too."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()  # layers may share it: a file whose content is larger than itself counts as damaged
+    if isinstance(value, np.ndarray | np.generic):
+        return {ARRAY if isinstance(value, np.ndarray) else SCALAR: torch.from_numpy(np.array(value))}
     if isinstance(value, dict):
         return {key: to_tensors(item) for key, item in value.items()}
     if type(value) in (list, tuple):

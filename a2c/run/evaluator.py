@@ -57,12 +57,14 @@ class Evaluator:
         means = table["mean"][table["env_steps"] <= env_steps]
         return {"eval_score": float(means[-1])} if len(means) else {}
 
-    def close(self) -> int:
-        """End it, whatever it does; the exit status with which it had ended before, else 0. May be called twice."""
+    def messages(self) -> list[str]:
+        """What there is to tell: that it has ended by itself."""
+        status = self.process.poll() if self.process else None
+        return [f"evaluations.csv is not complete: its process has ended with exit status {status}"] if status else []
+
+    def close(self) -> None:
+        """End it, whatever it does. May be called twice."""
         process, self.process = self.process, None
-        if process is None:
-            return 0
-        status = process.poll()
-        process.kill()
-        process.communicate()  # closes the pipe and waits
-        return status or 0
+        if process is not None:
+            process.kill()
+            process.communicate()  # closes the pipe and waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from a2c.algorithms.base import TrainingStats
@@ -108,7 +108,8 @@ class RunOutputs:
         self.scores.add([one.score for one in stats.episodes], [one.length for one in stats.episodes])
         self.timer.add(stats.seconds, stats.env_steps)
         if stats.episodes:
-            self._attempt(lambda: self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes))
+            self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes)
+            self._attempt(self.logger.write)
         due = last or self.timer.row_seconds >= self.config.log_every
         if due and self.env_steps > self.timer.row_steps:
             self._log_row(self._metrics(learner_metrics))
@@ -120,7 +121,8 @@ class RunOutputs:
 
     def _log_row(self, row: dict[str, float]) -> None:
         self.row = row
-        self._attempt(lambda: self.logger.metrics(row))
+        self.logger.metrics(row)
+        self._attempt(self.logger.write)
         self._pass_on_messages()
         self.display.show(row)
         if row.get("entropy", math.inf) < COLLAPSED * self.uniform_entropy:
@@ -147,12 +149,8 @@ class RunOutputs:
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
         """Write the checkpoint `state` to the file `name`; False where the disk refuses."""
-
-        def write() -> None:
-            self.logger.keep_config()
-            save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST)
-
-        saved = self._attempt(write)
+        self._attempt(self.logger.write)  # rows that wait: the checkpoint counts them
+        saved = self._attempt(lambda: save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST))
         if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY
         return saved
@@ -182,17 +180,16 @@ class RunOutputs:
 
     def close(self) -> None:
         """Write the rows that wait, close the files, remove the live display; may be called twice."""
-        try:
-            if status := self.evaluator.close():
-                self.message(f"evaluations.csv is not complete: its process had ended with exit status {status}")
+        with ExitStack() as closing_all:
+            closing_all.callback(self.display.close)
+            closing_all.callback(self.evaluator.close)
             if self.is_open:
-                self._attempt(self.logger.close)
+                closing_all.callback(self.logger.close)
+                self._attempt(self.logger.write)
                 self._pass_on_messages()
-        finally:
-            self.display.close()
 
     def _pass_on_messages(self) -> None:
-        for text in self.logger.messages():
+        for text in (*self.logger.messages(), *self.evaluator.messages()):
             self.message(text, once=True)
 
     def draw_curve_when_due(self) -> None:

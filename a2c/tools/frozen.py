@@ -75,7 +75,7 @@ class Evaluations:
     """Evaluates the policies that a run keeps meanwhile, and writes a row of evaluations.csv for each.
 
     `every`: env_steps between two of them; `after`: the run starts or continues at these env_steps, and rows after
-    them are dropped. OSError where the disk refuses.
+    them are dropped, or OSError where the disk refuses that. Later, rows wait for a disk that refuses them.
     """
 
     def __init__(self, run_dir: Path, every: int, episodes: int, after: int) -> None:
@@ -91,12 +91,16 @@ class Evaluations:
         """
         steps, path = max(kept_policies(self.run_dir).items(), default=(0, None))
         if path is None or steps // self.every <= self.last // self.every:
+            self._write([])
             return False
         self.last = steps
         with suppress(CheckpointError, WorkerError, FloatingPointError):
-            scores = evaluate(path, self.episodes, threads=1)
-            self.table.add([_row(steps, scores)])
+            self._write([_row(steps, evaluate(path, self.episodes, threads=1))])
         return True
+
+    def _write(self, rows: list[tuple[float, ...]]) -> None:
+        with suppress(OSError):
+            self.table.add(rows)
 
 
 def _row(env_steps: int, scores: np.ndarray) -> tuple[float, ...]:

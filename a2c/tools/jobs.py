@@ -23,12 +23,14 @@ from a2c.metrics.text import format_duration
 from a2c.processes.signals import StopRequest, stop_on_signals
 from a2c.processes.start import same_modules
 from a2c.run.checkpoint import LATEST
+from a2c.run.run_dir import InUse, RunLock
 from a2c.tools.frozen import command
 from a2c.tools.read_run import number_in
 from a2c.tools.runs import Run
 from a2c.tools.summary import row_of, show_score
 
 STATUS = "status.json"  # how the runs have ended
+ENDING = 60.0  # seconds that a run may need to end once its comparison has been killed
 FAILED = 1  # exit status of a run whose process could not be started, or whose tables cannot be read
 
 
@@ -96,7 +98,7 @@ class Jobs:
         return self.request.number == signal.SIGALRM
 
     def train_all(self, runs: Sequence[Run], jobs: int) -> None:
-        """Train all `runs`, `jobs` at a time, until the first SIGINT or SIGTERM, which is passed on to them.
+        """Train all `runs`, `jobs` at a time, until the first signal, which is passed on to them as SIGTERM.
 
         A run that `out` holds already is resumed; one that fails leaves the others alone. A second SIGINT ends all
         runs at once, with KeyboardInterrupt.
@@ -150,6 +152,8 @@ class Jobs:
         """The exit status of a run: of its training, else of the evaluation of the policies that it has kept."""
         run_dir, target = self.out / run.name, run.config.target_score
         flags = [*run.flags, "--run-dir", str(run_dir)]
+        if run_dir.is_dir():
+            self._await_lock(run_dir)
         if (run_dir / LATEST).exists():
             flags = ["--resume", str(run_dir), "--stop-after", str(run.config.stop_after), *run.display_flags]
         code = self._call([*self.train, *flags], f"a2c train {shlex.join(flags)}", run)
@@ -158,6 +162,18 @@ class Jobs:
         if self.request:
             return 128 + self.request.number
         return self._call(command(run_dir, target, run.config.threads), "evaluate the policies that were kept", run)
+
+    def _await_lock(self, run_dir: Path) -> None:
+        """Wait while a process of a comparison that was killed still saves the run; after `ENDING` its start fails."""
+        lock, end = RunLock(run_dir), time.monotonic() + ENDING
+        while time.monotonic() < end and not self.request:
+            try:
+                lock.take()
+            except InUse:
+                time.sleep(0.2)
+            else:
+                lock.release()
+                return
 
     def _call(self, arguments: Sequence[str], title: str, run: Run) -> int:
         """The exit status of a process that writes to the run's log and is asked to stop when this one is."""

@@ -167,7 +167,7 @@ def test_run_worker_copies_gradients_and_never_accumulates_them():
     config = resolve(Config.from_preset("cartpole"), (4,))
     with closing(Compute(config)) as compute:
         shared = Learner(config, spaces((4,), 2), compute)
-        worker = Learner(config, spaces((4,), 2), compute, Shared(shared.net, shared.optimizer, None))
+        worker = Learner(config, spaces((4,), 2), compute, Shared(shared.net, shared.optimizer, None, 0))
         assert worker.replica is not shared.net
         mine, theirs = list(worker.replica.parameters()), list(shared.net.parameters())
         assert not {p.data_ptr() for p in mine} & {p.data_ptr() for p in theirs}
@@ -188,8 +188,13 @@ def test_run_worker_copies_gradients_and_never_accumulates_them():
         envs.close()
 
 
-def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
-    # Another worker has made 40,000 decisions and 900 updates; schedules and lags of this one follow the sum.
+@pytest.mark.parametrize(
+    ("counted", "noise", "change"),
+    [(200.0, 0.5, 8 * 32), (-900.0, 1.0, 8 * 32), (900.0, 0.0, 0.0), (600.0, 0.1, 100.0)],  # 300 of earlier sessions
+)
+def test_run_worker_counts_what_all_workers_have_done(counted, noise, change, monkeypatch):
+    # Another worker has made 40,000 decisions and 900 updates; schedules and lags of this one follow the sum. Workers
+    # that change the count of rewards at once may leave any, so that of all together is kept within 0 and 1,000.
     config = replace(Config.from_preset("cartpole"), algorithm="a3c", workers=2, total_env_steps=100_000)
     config = resolve(replace(config, lr_final=0.0, schedule_end=1.0, exploration_noise=1.0), (4,))
     task = make_tasks(config, 0)[0]
@@ -203,15 +208,18 @@ def test_run_worker_counts_what_all_workers_have_done(monkeypatch):
 
         learner.optimizer.step = note
         env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
-        reward_count = torch.tensor([0.0, 200.0, 300.0]).double()
-        counters = SharedCounters(env_steps, updates, reward_count, torch.tensor(40_001), [])
+        reward_count = torch.tensor([0.0, counted, 300.0]).double()
+        rewarded_at = torch.tensor([0, 40_000])
+        counters = SharedCounters(env_steps, updates, reward_count, rewarded_at, torch.tensor(40_001), [], 16 * 32)
         sent, noises, perturb = [], [], Policy.perturb
         monkeypatch.setattr(Policy, "perturb", lambda self, scale: (noises.append(scale), perturb(self, scale)))
         run_worker(
             task, spaces((4,), 2), learner.net, learner.optimizer, counters, True, SimpleNamespace(send=sent.append)
         )
     report = sent[-1]
-    assert noises == [0.5] and reward_count.tolist() == [8 * 32, 200, 300] and report.reward_count == 8 * 32
+    assert noises == [pytest.approx(noise)]
+    assert reward_count.tolist() == pytest.approx([change, counted, 300]) and report.reward_count == reward_count[0]
+    assert rewarded_at.tolist() == [40_000 + 8 * 32, 40_000]
     assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
     assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
@@ -269,7 +277,7 @@ def test_buffers_that_a_forward_pass_changes_reach_the_shared_network(precision)
     with closing(Compute(config)) as compute:
         shared = Learner(config, spaces((4,), 2), compute, network=Counting)
         alone = Learner(config, spaces((4,), 2), compute, network=Counting)
-        worker = Learner(config, spaces((4,), 2), compute, Shared(shared.net, shared.optimizer, None))
+        worker = Learner(config, spaces((4,), 2), compute, Shared(shared.net, shared.optimizer, None, 0))
         envs = make_envs(config)
         rollout = copy.deepcopy(Collector([envs], worker.replica, 32, compute).collect().rollout)
         envs.close()

@@ -1,7 +1,7 @@
 """The log files of a run: rows of CSV files and points for TensorBoard."""
 
 import math
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -25,20 +25,22 @@ from a2c.update import compute_gradients, describe_update, explained_variance
 
 def events(run_dir):
     """TensorBoard's records: 8 bytes of length, 4 of checksum, the event, 4 of checksum."""
-    (path,) = (run_dir / "tensorboard").glob("events.*")
-    content, at, found = path.read_bytes(), 0, {}
-    while at < len(content):
-        length = int.from_bytes(content[at : at + 8], "little")
-        event = Event.FromString(content[at + 12 : at + 12 + length])
-        values = [value for value in event.summary.value if value.WhichOneof("value") == "simple_value"]
-        found |= {(value.tag, event.step): value.simple_value for value in values}
-        at += 16 + length
+    found = {}
+    for path in (run_dir / "tensorboard").glob("events.*"):
+        content, at = path.read_bytes(), 0
+        while at < len(content):
+            length = int.from_bytes(content[at : at + 8], "little")
+            event = Event.FromString(content[at + 12 : at + 12 + length])
+            values = [value for value in event.summary.value if value.WhichOneof("value") == "simple_value"]
+            found |= {(value.tag, event.step): value.simple_value for value in values}
+            at += 16 + length
     return found
 
 
 def test_run_logger_writes_a_row_to_the_csv_file_and_to_tensorboard(tmp_path):
     logger = RunLogger(tmp_path, Config())
     logger.metrics(row_of(64, reward_100=math.nan, speed=123456.789))
+    logger.write()
     (row,) = rows(tmp_path / "metrics.csv")  # flushed before it is closed
     logger.close()
     assert tuple(row) == tuple(METRICS)
@@ -53,6 +55,8 @@ def test_run_logger_writes_a_row_per_finished_episode(tmp_path):
     logger = RunLogger(tmp_path, Config())
     logger.episodes(40, 1.5, [Episode(0, -21.0, 900), Episode(3, 2.5, 800)])
     logger.episodes(80, 2.0, [])
+    assert not rows(tmp_path / "episodes.csv")
+    logger.write()
     assert [tuple(row.values()) for row in rows(tmp_path / "episodes.csv")] == [
         ("40", "1.50", "-21", "900"),
         ("40", "1.50", "2.5", "800"),
@@ -68,6 +72,7 @@ def test_run_logger_writes_scores_exactly(points, tmp_path):
     logger = RunLogger(tmp_path, Config())
     logger.episodes(40, 1.5, [Episode(0, points, 900)])
     logger.metrics(row_of(40, **dict.fromkeys(SCORES, points)))
+    logger.write()
     logger.close()
     assert read_episodes(tmp_path)["score"].tolist() == [points]
     (row,) = rows(tmp_path / "metrics.csv")
@@ -98,6 +103,7 @@ def test_run_logger_drops_rows_that_will_be_replayed(tmp_path):
         for env_steps in (10, 20, 30) if keep_until is None else (40,):
             logger.metrics(row_of(env_steps))
             logger.episodes(env_steps, 1.0, [Episode(0, 1.0, 5)])
+        logger.write()
         logger.close()
     for name in ("metrics.csv", "episodes.csv"):
         assert [row["env_steps"] for row in rows(tmp_path / name)] == ["10", "20", "40"]
@@ -158,12 +164,32 @@ def test_run_logger_may_lose_points_but_no_rows(tmp_path):
     for _ in range(2):
         with pytest.raises(OSError, match="exists"):
             logger.metrics({"env_steps": 80})
+            logger.write()
     (tmp_path / "tensorboard").unlink()
     logger.rewind(40)
     logger.metrics({"env_steps": 80})
+    logger.write()
     logger.close()
     assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_run_logger_begins_another_event_file_after_one_that_the_disk_has_cut(tmp_path, monkeypatch):
+    logger = RunLogger(tmp_path, Config())
+    add = EventFile.add
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    for env_steps in range(10, 60, 10):
+        monkeypatch.setattr(EventFile, "add", refuse if env_steps == 20 else add)
+        logger.metrics(row_of(env_steps))
+        with pytest.raises(OSError, match="No space") if env_steps == 20 else nullcontext():
+            logger.write()
+    logger.close()
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    assert {step for _, step in events(tmp_path)} == {10, 30, 40, 50}
+    assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["10", "20", "30", "40", "50"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -62,6 +62,7 @@ def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path, monke
     assert draw_curve(tmp_path, "no episode") is None
     logger.episodes(100, 1.0, [Episode(0, -21.0, 50)])
     logger.episodes(200, 2.0, [Episode(0, -20.0, 50)])
+    logger.write()
     logger.close()
     path = draw_curve(tmp_path, "two episodes", target=18.0)
     assert path == tmp_path / "curve.png" and path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000

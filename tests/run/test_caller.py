@@ -54,6 +54,18 @@ class Recurrent(nn.Module):
         return torch.cat(logits), torch.cat(values)
 
 
+class Shared(nn.Module):
+    """Two heads that hold the same layers: its state names them twice."""
+
+    def __init__(self, input_shape, n_actions):
+        super().__init__()
+        body = nn.Sequential(nn.Linear(*input_shape, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh())
+        self.policy, self.value = (nn.Sequential(body, nn.Linear(128, outputs)) for outputs in (n_actions, 1))
+
+    def forward(self, obs):
+        return self.policy(obs), self.value(obs)
+
+
 class Lazy(TwoLayers):
     def __init__(self, input_shape, n_actions):
         super().__init__(input_shape, n_actions)
@@ -179,7 +191,7 @@ def test_result_of_a_finished_run_that_is_resumed(tmp_path):
     assert 0 < again.seconds <= first.seconds
 
 
-@pytest.mark.parametrize("network", [TwoLayers, Recurrent])
+@pytest.mark.parametrize("network", [TwoLayers, Recurrent, Shared])
 @pytest.mark.parametrize("algorithm", ["a2c", "ga3c"])
 def test_own_network_learns_resumes_and_plays(tmp_path, network, algorithm):
     changes = {"algorithm": algorithm, "workers": 1 if algorithm == "ga3c" else 0}
@@ -216,6 +228,14 @@ def test_introduction_says_how_many_minibatches_an_own_network_learns(tmp_path, 
     assert f"4 sync environments x 20 steps, {number} minibatches, 1 epoch" in "\n".join(trainer.introduction())
     trainer.run()
     assert trainer.learner.updates == number  # of one rollout: 4 environments have 4 whole windows
+
+
+def test_own_recurrent_network_cannot_learn_from_sliding_windows(tmp_path):
+    settings = {"sliding_batch": 8, "num_minibatches": 1, "gae_lambda": 1.0}
+    with pytest.raises(ValueError, match="must not be recurrent when sliding_batch is set, got custom"):
+        a2c.Trainer(tiny(tmp_path / "run", **settings), network=Recurrent)
+    assert not (tmp_path / "run").exists()
+    a2c.Trainer(tiny(tmp_path / "run", **settings), network=TwoLayers).close()
 
 
 def test_own_network_continues_bit_for_bit(tmp_path):

@@ -1,17 +1,20 @@
 """The outputs of a run while the disk is full, read-only or gone, and the lock of its directory."""
 
 import csv
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from disks import FULL, Disk
 from runs import TINY, TRAIN_PY, after_rollout, disturbed, rows, tiny
+from toys import wait_for
 
 from a2c.algorithms.base import TrainingStats
 from a2c.cli import commands as cli
@@ -53,6 +56,42 @@ def test_run_outputs_lose_no_row_on_a_full_disk_and_say_so_once(tmp_path, capsys
     assert written == list(range(80, 801, 80))
     assert len(rows(run_dir / "episodes.csv")) == run.scores.episodes
     assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == 800
+
+
+def test_run_outputs_lose_no_row_while_the_lock_cannot_be_seen(tmp_path, capsys, monkeypatch):
+    run_dir = tmp_path / "run"
+    run = Trainer(tiny(run_dir, log_every=1e-6, checkpoint_every=80, total_env_steps=800))
+    keep, gone = run.lock.keep, []
+
+    def refuse():
+        if gone:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        keep()
+
+    monkeypatch.setattr(run.lock, "keep", refuse)
+    after_rollout(run, lambda rollouts: gone.__setitem__(slice(None), [True] * (2 <= rollouts < 5)))
+    assert run.run().exit_code == 0
+    assert capsys.readouterr().out.count(f"cannot write to {run_dir}: Stale file handle") == 1
+    assert [int(row["env_steps"]) for row in rows(run_dir / "metrics.csv")] == list(range(80, 801, 80))
+    assert len(rows(run_dir / "episodes.csv")) == run.scores.episodes
+
+
+def test_run_outputs_write_rows_that_wait_before_a_checkpoint(tmp_path, disk):
+    run_dir, seen = tmp_path / "run", []
+    run = Trainer(tiny(run_dir, checkpoint_every=80, total_env_steps=800))
+    save = run.outputs.save
+
+    def refuse(name, state):
+        disk.full = False
+        saved = save(name, state)
+        seen.append((len(rows(run_dir / "episodes.csv")), run.scores.episodes))
+        disk.full = True  # until the next checkpoint
+        return saved
+
+    run.outputs.save = refuse
+    after_rollout(run, lambda _: None)
+    assert run.run().exit_code == 0
+    assert seen[-1][0] > 0 and all(written == counted for written, counted in seen)
 
 
 def test_run_outputs_save_checkpoints_while_a_table_cannot_be_written(tmp_path, monkeypatch):
@@ -239,6 +278,31 @@ def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
     for i, run in enumerate(runs):
         err, _ = run.stderr.read(), run.wait(60)
         assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 800, err
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_train_command_saves_when_its_terminal_is_closed_and_goes_on_under_nohup(ignored, tmp_path):
+    mine, its = os.openpty()
+    os.set_blocking(mine, False)
+    args = [*TINY, "--total-env-steps", "8000" if ignored else "100000000", "--run-dir", str(tmp_path / "run")]
+
+    def has_rows():
+        with suppress(BlockingIOError):
+            while os.read(mine, 4096):  # so that it never has to wait for a reader
+                pass
+        return (tmp_path / "run/episodes.csv").exists() and len(rows(tmp_path / "run/episodes.csv")) > 0
+
+    def begin():
+        os.login_tty(its)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    run = subprocess.Popen([sys.executable, str(TRAIN_PY), *args], preexec_fn=begin)
+    os.close(its)
+    wait_for(has_rows, 60)
+    os.close(mine)  # from now on its output fails, too
+    assert run.wait(60) == (0 if ignored else 128 + signal.SIGHUP)
+    counted = load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"]
+    assert counted == 8000 if ignored else counted > 0
 
 
 def test_curve_is_drawn_at_checkpoints_but_not_at_every_one(tmp_path, monkeypatch):

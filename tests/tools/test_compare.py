@@ -305,7 +305,7 @@ def test_a_parallel_comparison_stops_at_signals_and_the_same_command_finishes_it
 
 
 @pytest.mark.slow
-def test_compare_when_killed_stops_its_runs(tmp_path):
+def test_compare_when_killed_stops_its_runs_and_can_be_started_again_at_once(tmp_path):
     flags = [*LONG, "--total-env-steps", "100000000", "--vary", "gamma=0.9,0.98", "--backend", "async"]
     comparison, out = started(tmp_path / "out", *flags), tmp_path / "out"
     wait_for(lambda: all(has_rows(out / setting / "seed-0/metrics.csv") for setting in SETTINGS), 180)
@@ -313,6 +313,11 @@ def test_compare_when_killed_stops_its_runs(tmp_path):
     assert len(family) >= 6
     comparison.kill()
     comparison.communicate()
+    again = started(out, *flags)
     assert not psutil.wait_procs(family, timeout=60)[1]
     for setting in SETTINGS:
         assert load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] > 0  # it has finished its rollout
+        wait_for(lambda name=setting: "resumed at" in (out / name / "seed-0.log").read_text(), 120)
+    again.terminate()
+    printed, _ = again.communicate(timeout=60)
+    assert again.returncode == 128 + signal.SIGTERM and "failed" not in printed

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from disks import Disk
 from runs import tiny
 
 from a2c.processes.start import same_modules
@@ -146,6 +147,18 @@ def test_while_a_run_trains_the_newest_policy_that_is_due_is_evaluated(run_dir, 
     assert evaluated(run_dir) == {480: 480.0}  # the ones before are left out
     assert not frozen.Evaluations(run_dir, 160, 2, after=480).evaluate_newest()  # a resumed run
     assert not frozen.Evaluations(run_dir, 1000, 2, after=0).evaluate_newest() and evaluated(run_dir) == {}
+
+
+def test_a_row_waits_for_a_disk_that_refuses_it(run_dir, monkeypatch):
+    monkeypatch.setattr(frozen, "evaluate", lambda path, episodes, *, threads: np.full(episodes, 7.0))
+    evaluations = frozen.Evaluations(run_dir, 160, 2, after=0)
+    disk = Disk(run_dir)
+    disk.full = True
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", disk.open)
+        assert evaluations.evaluate_newest()
+    assert evaluated(run_dir) == {}
+    assert not evaluations.evaluate_newest() and evaluated(run_dir) == {480: 7.0}
 
 
 def test_a_policy_that_cannot_be_played_is_left_out(run_dir, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 from toys import wait_for
 
 from a2c.config.config import Config
+from a2c.run.run_dir import RunLock
 from a2c.tools.jobs import Jobs, describe, last_line
 from a2c.tools.runs import Run
 
@@ -123,7 +124,7 @@ def test_a_run_whose_directory_was_removed_is_not_finished(tmp_path):
     assert not Jobs(tmp_path, FAKE).is_finished(*runs("end"))
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_runs_begins_no_other_and_the_next_comparison_continues(sign, tmp_path, after, capfd):
     after(begun(tmp_path, 2), lambda: os.kill(os.getpid(), sign))
     work = trained(tmp_path, "wait", "wait", "end")
@@ -134,6 +135,23 @@ def test_a_signal_stops_all_runs_begins_no_other_and_the_next_comparison_continu
     assert again.codes == {f"x/seed-{seed}": 0 for seed in range(3)}
     assert "--resume" in (tmp_path / "x/seed-0.log").read_text()
     assert "--resume" not in (tmp_path / "x/seed-2.log").read_text()
+
+
+def test_a_run_that_another_process_still_saves_is_waited_for(tmp_path, after, monkeypatch):
+    (tmp_path / "x/seed-0").mkdir(parents=True)
+    lock, released = RunLock(tmp_path / "x/seed-0"), []
+    lock.take()
+    asked = threading.Event()
+    monkeypatch.setattr("a2c.tools.jobs.RunLock", lambda run_dir: asked.set() or RunLock(run_dir))
+    after(asked.is_set, lambda: time.sleep(0.5) or released.append(time.monotonic()) or lock.release())
+    assert trained(tmp_path, "end", "end").codes == {"x/seed-0": 0, "x/seed-1": 0}
+    assert times(tmp_path, 1)[0] < released[0] < times(tmp_path, 0)[0]
+    lock.take()
+    monkeypatch.setattr("a2c.tools.jobs.ENDING", 0.3)
+    (tmp_path / "status.json").unlink()
+    assert trained(tmp_path, "end").codes == {"x/seed-0": 0}  # the fake run takes no lock, so the start does not fail
+    assert len(times(tmp_path, 0)) == 4
+    lock.release()
 
 
 def test_a_run_that_had_finished_before_the_signal_is_not_repeated(tmp_path, after):
