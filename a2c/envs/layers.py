@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import types
 from collections import deque
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import ale_py
@@ -23,15 +25,25 @@ from a2c.envs.atari import AtariGame
 Snapshot = list[dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
 KEYS = (bool, int, float, str, np.str_)
-FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
-HARMLESS = (*FUNCTIONS, gym.Space, EnvSpec, Config, ale_py.Action)  # hold no state
+CODE = (types.FunctionType, type, types.ModuleType)
+HARMLESS = (*CODE, EnvSpec, Config, ale_py.Action)  # hold no state
 INTO: dict[str, Any] = {"generator": np.random.Generator, "deque": deque}  # types of attributes
 LOST = {"lost": True}  # in place of a value that a snapshot cannot hold
 
 
 def save_layers(env: gym.Env) -> Snapshot:
     """The state of `env`, layer by layer."""
-    return [_values(layer) for layer in _layers(env)]
+    layers, places = _layers(env), dict[int, list[Any]]()  # where each value that can change is first met
+    snapshot, entangled = [_values(layer) for layer in layers], _entangled(layers)
+    for number, layer in enumerate(layers):
+        for name, value in _attributes(layer).items():
+            if id(value) in entangled:
+                snapshot[number][name] = LOST
+            elif isinstance(value, list | dict | deque | np.ndarray):
+                first = places.setdefault(id(value), [number, name])
+                if first != [number, name]:
+                    snapshot[number][name] = {"same": first}
+    return snapshot
 
 
 def restore_layers(env: gym.Env, snapshot: Snapshot) -> bool:
@@ -39,7 +51,8 @@ def restore_layers(env: gym.Env, snapshot: Snapshot) -> bool:
 
     Damaged content can raise almost anything.
     """
-    return all([_restore(layer, values) for layer, values in zip(_layers(env), snapshot, strict=True)])
+    layers = _layers(env)
+    return all([_restore(layer, values, layers) for layer, values in zip(layers, snapshot, strict=True)])
 
 
 def _layers(env: gym.Env) -> list[gym.Env]:
@@ -57,6 +70,41 @@ def _attributes(layer: gym.Env) -> dict[str, Any]:
     return {k: v for k, v in vars(layer).items() if k not in ("env", "_saved_kwargs") and not _is_harmless(v)}
 
 
+def _entangled(layers: list[gym.Env]) -> set[int]:
+    """Ids of attributes' values that share a part with another's, such as a view of an array: restored, each would have
+    its own.
+    """
+    values = [value for layer in layers for value in _attributes(layer).values()]
+    arrays = {id(value): value for value in values if isinstance(value, np.ndarray)}
+    pairs = [(a, b) for a, b in combinations(arrays, 2) if np.may_share_memory(arrays[a], arrays[b])]
+    owners: dict[int, set[int]] = {}  # ids of the values that hold a list or dict
+    for value in values:
+        for part in _containers(value):
+            owners.setdefault(id(part), set()).add(id(value))
+    return {one for ids in [*pairs, *owners.values()] if len(ids) > 1 for one in ids}
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """The lists, dicts and deques that a plain value consists of, itself included."""
+    if type(value) in (list, dict, deque):
+        yield value
+    if type(value) in (list, tuple, dict, deque):
+        for item in value.values() if type(value) is dict else value:
+            yield from _containers(item)
+
+
+def _parts(space: gym.Space[Any]) -> list[gym.Space[Any]]:
+    """A space and those that it consists of."""
+    inner = getattr(space, "spaces", ())
+    return [space, *(part for one in (inner.values() if isinstance(inner, dict) else inner) for part in _parts(one))]
+
+
+def _drawn(space: gym.Space[Any]) -> Any:
+    """The state of a space's generator; None where it has drawn nothing: gymnasium's vector environments make one."""
+    bits: Any = space._np_random.bit_generator if space._np_random else None
+    return bits.state if bits and bits.state != type(bits)(bits.seed_seq).state else None
+
+
 def _values(layer: gym.Env) -> dict[str, Any]:
     if isinstance(layer, AtariGame):
         return layer.get_state()
@@ -64,6 +112,8 @@ def _values(layer: gym.Env) -> dict[str, Any]:
     for name, value in _attributes(layer).items():
         if isinstance(value, np.random.Generator):
             values[name] = {"generator": value.bit_generator.state}
+        elif isinstance(value, gym.Space):
+            values[name] = {"space": [_drawn(part) for part in _parts(value)]}
         elif type(value) is deque and _is_plain(list(value)):
             values[name] = {"deque": _plain_copy(list(value))}
         elif type(value) is np.ndarray and value.dtype.kind in "SU":  # such as the map of FrozenLake
@@ -101,15 +151,18 @@ def _plain_copy(value: Any) -> Any:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Whether the value holds no state: functions, classes, spaces, and tuples of these."""
+    """Whether the value holds no state: functions, classes, and tuples of these."""
+    if isinstance(value, types.BuiltinFunctionType | types.MethodType):  # a method may be another object's
+        return isinstance(value.__self__, (gym.Env, type(None), *CODE))
     return isinstance(value, HARMLESS) or (type(value) is tuple and all(map(_is_harmless, value)))
 
 
-def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
+def _restore(layer: gym.Env, values: dict[str, Any], layers: list[gym.Env]) -> bool:
     """Give a layer its values back; False where it is not exactly as it was."""
     if isinstance(layer, AtariGame):
         return layer.set_state(values)
-    exact = _attributes(layer).keys() <= values.keys()
+    spaces = {name for name, value in _attributes(layer).items() if isinstance(value, gym.Space)}
+    exact = _attributes(layer).keys() - spaces <= values.keys()  # files of before have no spaces
     for name, value in values.items():
         kind, content = next(iter(value.items())) if isinstance(value, dict) else ("value", value)
         if kind == "lost":
@@ -122,6 +175,15 @@ def _restore(layer: gym.Env, values: dict[str, Any]) -> bool:
             return False
         if kind == "generator":
             current.bit_generator.state = content
+            continue
+        if kind == "space":
+            for part, state in zip(_parts(current), content, strict=True):
+                if state is not None:
+                    part.np_random.bit_generator.state = state
+            continue
+        if kind == "same":
+            number, other = content
+            setattr(layer, name, _attributes(layers[number])[other])  # which has been restored before
             continue
         new: Any = _strings(*content) if kind == "text" else copy.deepcopy(content)
         if kind == "deque":
