@@ -19,7 +19,8 @@ LONG = ("beamrider", "breakout", "enduro", "qbert")  # trained for 10 million de
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
-    "30 no-ops. One seed each; 95 % intervals of the means over episodes. Human: human-normalised score.\n"
+    "30 no-ops (actions that do nothing) at the start. One seed each; 95 % intervals of the means over episodes.\n"
+    "Human: the share of the way from a random player to a human.\n"
     "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million{}.\n\n"
 )
 

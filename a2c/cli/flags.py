@@ -57,9 +57,18 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
     notes["train"] = tyro.conf.subcommand("train", default=defaults, description=TRAIN)
     commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
-    options, unknown = _parse(commands, "a2c", args, description=HELP)
+    try:
+        options, unknown = _parse(commands, "a2c", args, description=HELP)
+    except ValueError as error:
+        if "Missing value for argument 'out'" not in str(error):
+            raise
+        # In `--preset cartpole DIR`, DIR may be a value of an option that only train knows.
+        raise ValueError(f"the directory comes before the options of train: a2c {name} DIR [OPTIONS]") from None
     if not isinstance(options, Compare):
         refuse_unknown(unknown, type(options))
+    else:  # those of train are read later
+        mistyped = [word for word in unknown if word.startswith("--") and word.split("=")[0] not in _flags(Config)]
+        refuse_unknown([word for word in mistyped if _near(word.split("=")[0], type(options), 0.75)], type(options))
     return (_with_full_id(options) if isinstance(options, Config) else options), unknown
 
 
@@ -118,11 +127,22 @@ def refuse_unknown(unknown: Sequence[str], kind: type[Options]) -> None:
     """ValueError for `unknown` arguments, with the option of `kind` that was probably meant."""
     if not unknown:
         return
-    first, known = unknown[0].split("=")[0], ["--" + field.name.replace("_", "-") for field in fields(kind)]
-    near = [flag for flag in known if first.startswith("--") and flag.startswith(first)]
-    near = near or difflib.get_close_matches(first, known, n=1)
+    first = unknown[0].split("=")[0]
+    near = _near(first, kind)
     hint = f"; did you mean {near[0]}?" if near else ""
+    if first.lower() in ("true", "false"):
+        hint = "; a switch takes no value: --normalize-obs or --no-normalize-obs, for example"
     raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
+
+
+def _flags(kind: type[Options]) -> list[str]:
+    return ["--" + field.name.replace("_", "-") for field in fields(kind)]
+
+
+def _near(flag: str, kind: type[Options], alike: float = 0.6) -> list[str]:
+    """The flags of `kind` that `flag` begins, or else the one that it looks like."""
+    begun = [known for known in _flags(kind) if flag.startswith("--") and known.startswith(flag)]
+    return begun or difflib.get_close_matches(flag, _flags(kind), n=1, cutoff=alike)
 
 
 def _defaults(args: Sequence[str]) -> Config:

@@ -49,13 +49,13 @@ class Config:
     crop: bool = False
     """Keep only rows 34 to 193 of an Atari screen, without the score and the lower border."""
     noop_max: Annotated[int, Range(0, 10_000)] = 30
-    """Maximum number of random no-ops at the start of an episode (emulator frames; 0 = none)."""
+    """Maximum number of random no-ops at the start of an episode (Atari; emulator frames; 0 = none)."""
     sticky_actions: Annotated[float | None, Range(0.0, 1.0)] = None
-    """Probability that the emulator repeats the last action (0 to 1; None = as registered for the id)."""
+    """Probability that the emulator repeats the last action (Atari; 0 to 1; None = as registered for the id)."""
     terminal_on_life_loss: bool = False
     """Treat a lost life as terminal for learning (lstm: restart its state, too); the episode itself continues."""
     max_episode_frames: Annotated[int, Range(4, 2**31 - 1)] = 108_000  # at least one step of `envs.atari.FRAME_SKIP`
-    """Length at which an episode is truncated (emulator frames)."""
+    """Length at which an episode is truncated (Atari; emulator frames)."""
     reward_clip: Annotated[float, Range(0.0, 1e9)] = 1.0
     """Clip the rewards that are learned from to this magnitude (points; 0 = no clipping)."""
 
@@ -163,7 +163,7 @@ class Config:
             if value is not None:
                 if not isinstance(value, str | Path):
                     raise ValueError(f"{name} must be a path, got {value!r}")
-                object.__setattr__(self, name, Path(value))
+                object.__setattr__(self, name, Path(value).expanduser())
         check(self)
         check_choice("preset", self.preset, tuple(PRESETS))
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

@@ -20,6 +20,7 @@ from a2c.envs.snapshot import SnapshotWrapper
 from a2c.processes.start import OURS, prepare_worker
 
 EnvFn = Callable[..., gym.Env]  # makes an environment; is called with render_mode where a video is recorded
+OWN = "custom/"  # begins the ids of `register_env`
 ATARI_SUFFIX = "NoFrameskip-v4"  # of the ids that leave frame skip to the wrappers, without sticky actions
 
 
@@ -55,6 +56,10 @@ def find_spec(env_id: str) -> EnvSpec:
     except gym.error.Error as error:
         known = short_names() if re.fullmatch("[A-Za-z _-]+", env_id) else gym.registry
         hint = nearest(env_id, tuple(known))
+        if env_id.startswith(OWN):
+            hint = "it was made by env_fn, which must be given again, in Python"
+        elif ":" in env_id:
+            hint = "a module cannot be named: import it in a program that trains with a2c.Trainer"
         raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {hint}") from error
 
 
@@ -64,7 +69,7 @@ def register_env(env_fn: EnvFn) -> str:
     It replaces another of the same name.
     """
     name = re.sub(r"\W", "", getattr(env_fn, "__name__", "")) or "env_fn"
-    env_id = f"custom/{name}-v0"
+    env_id = f"{OWN}{name}-v0"
     gym.registry.pop(env_id, None)  # one of the same name, in a notebook for instance; gymnasium would warn
     gym.register(env_id, entry_point=env_fn)
     return env_id

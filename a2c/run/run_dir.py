@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shlex
 import socket
 import tempfile
 from contextlib import suppress
@@ -48,7 +49,9 @@ def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
         why = "holds no checkpoint, so no run can continue there; remove it if its rows are not needed"
         raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
     if taken:
-        raise ValueError(f"run_dir must be new or empty, got {run_dir}; --resume {run_dir} resumes a run")
+        raise ValueError(
+            f"run_dir must be new or empty, got {run_dir}; --resume {shlex.quote(str(run_dir))} resumes a run"
+        )
     return config, run_dir
 
 

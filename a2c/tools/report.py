@@ -29,7 +29,7 @@ CHARTS = (  # id in the page, title, how to read it; one without a value is not 
     (
         "approx_kl",
         "KL divergence",
-        "How far the policy moves from the one that acted: 0.01 to 0.1 is usual.",
+        "How far the policy moves from the one that acted: 0.01 to 0.2 is usual.",
     ),
     (
         "ratios",
