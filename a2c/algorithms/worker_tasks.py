@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from a2c.processes.start import allow_open_files, available_cores
 from a2c.rollout import split_edges
 
 FILES_PER_WORKER = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
+MOST_SHARED = 248  # tensors in shared memory for a worker: Linux passes 253 open files at once, five are Python's and ours
 READY = "ready"  # a worker's first message, unless it sends something else
 
 
@@ -83,8 +84,14 @@ def allow_workers(config: Config, tasks: Sequence[WorkerTask]) -> None:
     allow_open_files(FILES_PER_WORKER * len(tasks), rule, "fewer workers")
 
 
-def move_to_shared_memory(tensors: Iterable[Tensor]) -> None:
-    """Move tensors to shared memory, in place; WorkerError where there is none left."""
+def move_to_shared_memory(tensors: Sequence[Tensor]) -> None:
+    """Move tensors to shared memory, in place.
+
+    WorkerError where there is none left, ValueError where they are more than a worker can be given.
+    """
+    if len(tensors) > MOST_SHARED:
+        rule = f"network and workers must share at most {MOST_SHARED} tensors (parameters, optimiser, pixel statistics)"
+        raise ValueError(f"{rule}, got {len(tensors)}: use fewer workers, or algorithm a2c")
     try:
         for tensor in tensors:
             tensor.share_memory_()  # type: ignore[no-untyped-call]

@@ -108,3 +108,8 @@ def patience(pipe):
     time.sleep(1.0)
     pipe.send("another")
     time.sleep(60)
+
+
+def check_shared(count, tensors, pipe):
+    """Sends whether it has been given `count` tensors in shared memory."""
+    pipe.send(len(tensors) == count and all(tensor.is_shared() for tensor in tensors))

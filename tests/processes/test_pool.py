@@ -5,9 +5,10 @@ from contextlib import closing
 
 import psutil
 import pytest
+import torch
 import troubled
 
-from a2c.algorithms.worker_tasks import move_to_shared_memory
+from a2c.algorithms.worker_tasks import MOST_SHARED, move_to_shared_memory
 from a2c.processes import pool
 from a2c.processes.errors import WorkerError
 from a2c.processes.pool import WorkerPool
@@ -74,6 +75,15 @@ def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
 def test_pool_raises_worker_error_where_a_worker_cannot_start():
     with pytest.raises(WorkerError, match="a worker failed"):
         WorkerPool(troubled.two_words, [(lambda: None, 1)], 1.0)  # a lambda cannot be pickled
+
+
+def test_a_worker_can_be_given_as_many_shared_tensors_as_are_allowed_and_no_more():
+    tensors = [torch.zeros(1) for _ in range(MOST_SHARED)]
+    move_to_shared_memory(tensors)
+    with closing(WorkerPool(troubled.check_shared, [(MOST_SHARED, tensors)], 60.0)) as pool:
+        assert pool.await_all() == [True]
+    with pytest.raises(ValueError, match=r"must share at most 248 tensors .*, got 249: use fewer workers"):
+        move_to_shared_memory([*tensors, torch.zeros(1)])
 
 
 def test_move_to_shared_memory_raises_worker_error_where_none_is_left():
