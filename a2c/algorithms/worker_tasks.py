@@ -20,7 +20,7 @@ from a2c.processes.start import allow_open_files, available_cores
 from a2c.rollout import split_edges
 
 FILES_PER_WORKER = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory
-MOST_SHARED = 248  # tensors in shared memory for a worker: Linux passes 253 open files at once, five are Python's and ours
+MOST_SHARED = 248  # tensors in shared memory for a worker: Linux passes 253 open files at once, with Python's and ours
 READY = "ready"  # a worker's first message, unless it sends something else
 
 
