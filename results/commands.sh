@@ -43,7 +43,7 @@ a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 2 --jobs 1
 a2c compare runs/results/enduro --preset atari --env EnduroNoFrameskip-v4 --seeds 12 --threads 2 --jobs 1
 a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --seeds 13 --threads 2 --jobs 1
-a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
+a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 14 --threads 2 --jobs 1
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 10 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
@@ -59,16 +59,18 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in boxing breakout mspacman pong qbert seaquest spaceinvaders; do
+for game in boxing breakout mspacman pong qbert seaquest; do
     publish "$game" atari/seed-0 latest.pt
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
 publish freeway atari/seed-10 latest.pt
 publish enduro atari/seed-12 latest.pt
 publish beamrider atari/seed-13 latest.pt
+publish spaceinvaders atari/seed-14 latest.pt
 a2c record runs/results/freeway --out runs/results/freeway/film.webp
 a2c record runs/results/enduro --out runs/results/enduro/film.webp --max-length 1200  # whole: 4 MB
 a2c record runs/results/beamrider --out runs/results/beamrider/film.webp --max-length 1200
+a2c record runs/results/spaceinvaders --out runs/results/spaceinvaders/film.webp --max-length 1200
 
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"
