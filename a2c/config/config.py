@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ class Config:
             if value is not None:
                 if not isinstance(value, str | Path):
                     raise ValueError(f"{name} must be a path, got {value!r}")
-                object.__setattr__(self, name, Path(value).expanduser())
+                object.__setattr__(self, name, Path(os.path.expanduser(value)))
         check(self)
         check_choice("preset", self.preset, tuple(PRESETS))
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

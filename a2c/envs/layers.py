@@ -113,7 +113,8 @@ def _values(layer: gym.Env) -> dict[str, Any]:
         if isinstance(value, np.random.Generator):
             values[name] = {"generator": value.bit_generator.state}
         elif isinstance(value, gym.Space):
-            values[name] = {"space": [_drawn(part) for part in _parts(value)]}
+            if any(drawn := [_drawn(part) for part in _parts(value)]):
+                values[name] = {"space": drawn}
         elif type(value) is deque and _is_plain(list(value)):
             values[name] = {"deque": _plain_copy(list(value))}
         elif type(value) is np.ndarray and value.dtype.kind in "SU":  # such as the map of FrozenLake
@@ -162,7 +163,7 @@ def _restore(layer: gym.Env, values: dict[str, Any], layers: list[gym.Env]) -> b
     if isinstance(layer, AtariGame):
         return layer.set_state(values)
     spaces = {name for name, value in _attributes(layer).items() if isinstance(value, gym.Space)}
-    exact = _attributes(layer).keys() - spaces <= values.keys()  # files of before have no spaces
+    exact = _attributes(layer).keys() - spaces <= values.keys()  # one that has drawn nothing is left out
     for name, value in values.items():
         kind, content = next(iter(value.items())) if isinstance(value, dict) else ("value", value)
         if kind == "lost":

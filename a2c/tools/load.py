@@ -35,7 +35,7 @@ def checkpoint_path(run_dir: Path, checkpoint: str | None = None) -> Path:
     directory, or the path of a file elsewhere; None: `best.pt` where there is one, else `latest.pt`. ValueError for a
     `checkpoint` beside a `run_dir` that is a file.
     """
-    run_dir = run_dir.expanduser()
+    run_dir = Path(os.path.expanduser(run_dir))
     if run_dir.is_file():
         if checkpoint is not None:
             raise ValueError(f"checkpoint must be left out where run_dir is a file, got {checkpoint}")

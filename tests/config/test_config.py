@@ -166,6 +166,7 @@ def test_from_preset_suggests_names_for_an_unknown_one():
 
 
 def test_config_survives_json():
+    assert Config(run_dir="~nobody-has-this-name/x").run_dir == Path("~nobody-has-this-name/x")
     assert (Config(run_dir="~/x").run_dir, Config(resume=Path("~")).resume) == (Path.home() / "x", Path.home())
     config = Config(env="ALE/Pong-v5", run_dir="runs/x", sticky_actions=0.1, reward_clip=2.5, cuda=True, seed=7)
     again = Config.from_json(config.to_json())
