@@ -12,6 +12,7 @@ from a2c.algorithms.base import TrainingStats
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
+from a2c.envs.vector_env import Episode
 from a2c.metrics.console import Display
 from a2c.metrics.files import write_atomically
 from a2c.metrics.logger import RunLogger
@@ -108,8 +109,7 @@ class RunOutputs:
         self.scores.add([one.score for one in stats.episodes], [one.length for one in stats.episodes])
         self.timer.add(stats.seconds, stats.env_steps)
         if stats.episodes:
-            self.logger.episodes(self.env_steps, self.timer.seconds, stats.episodes)
-            self._attempt(self.logger.write)
+            self._log_episodes(stats.episodes)
         due = last or self.timer.row_seconds >= self.config.log_every
         if due and self.env_steps > self.timer.row_steps:
             self._log_row(self._metrics(learner_metrics))
@@ -118,6 +118,10 @@ class RunOutputs:
     def _metrics(self, learner_metrics: MetricsFunction) -> dict[str, float]:
         """A row of METRICS; those of an update are missing before the first one."""
         return learner_metrics() | self.scores.metrics() | self.timer.metrics() | self.evaluator.metrics(self.env_steps)
+
+    def _log_episodes(self, episodes: list[Episode]) -> None:
+        self.logger.episodes(self.env_steps, self.timer.seconds, episodes)
+        self._attempt(self.logger.write)
 
     def _log_row(self, row: dict[str, float]) -> None:
         self.row = row

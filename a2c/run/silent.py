@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
+from a2c.envs.vector_env import Episode
 from a2c.run.outputs import MetricsFunction, RunOutputs
 
 
@@ -35,6 +36,9 @@ class SilentOutputs(RunOutputs):
 
     def draw_curve_when_due(self) -> None:
         """No picture."""
+
+    def _log_episodes(self, episodes: list[Episode]) -> None:
+        """No rows."""
 
     def _log_row(self, row: dict[str, float]) -> None:
         """No row."""
