@@ -162,15 +162,18 @@ def run_worker(
         began = time.perf_counter()
         before = int(counters.updates[number])
         counts = int(counters.env_steps.sum()), int(counters.updates.sum())
-        learner.set_counts(*counts, reward_count, int(counters.rewarded_at.max()))
+        rewarded_at = int(counters.rewarded_at.max())
+        learner.set_counts(*counts, reward_count, rewarded_at)
         learner.learn(rollout, count=count)
-        counters.rewarded_at[number] = learner.rewarded_at
         counters.env_steps[number] += len(rollout)
         change = learner.reward_count - reward_count
-        counters.reward_count[number] += change
+        if change < 0 and int(counters.rewarded_at.max()) != rewarded_at:
+            change = 0.0  # another worker has met a reward meanwhile, or taken back for the same decisions
+        else:
+            counters.rewarded_at[number] = learner.rewarded_at
+            counters.reward_count[number] += change
         now = time.perf_counter()
-        metrics = {}
-        if now - sent >= METRICS_EVERY or counters.finished():
-            metrics, sent = learner.update_metrics(), now
+        due = now - sent >= METRICS_EVERY or counters.finished()
+        metrics, sent = (learner.update_metrics(), now) if due else ({}, sent)
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
         pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, change, metrics))

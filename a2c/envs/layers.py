@@ -76,7 +76,7 @@ def _entangled(layers: list[gym.Env]) -> set[int]:
     """
     values = [value for layer in layers for value in _attributes(layer).values()]
     arrays = {id(value): value for value in values if isinstance(value, np.ndarray)}
-    pairs = [(a, b) for a, b in combinations(arrays, 2) if np.may_share_memory(arrays[a], arrays[b])]
+    pairs = [(a, b) for a, b in combinations(arrays, 2) if np.shares_memory(arrays[a], arrays[b])]
     owners: dict[int, set[int]] = {}  # ids of the values that hold a list or dict
     for value in values:
         for part in _containers(value):

@@ -111,6 +111,7 @@ class RunLogger:
         try:
             if self._board is None:
                 self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
+                self._first_step = None  # a file after this one drops nothing
                 self._board.text("config", settings_table(self.config), env_steps)
             self._board.add(env_steps, seconds, points)
         except OSError:  # the file may end in half a record, after which nothing is read: the next one begins another

@@ -55,13 +55,13 @@ class StopRequest:
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
     """Record the first of `SIGNALS` in `request`; a second SIGINT raises KeyboardInterrupt.
 
-    Does nothing outside the main thread, which alone may handle signals in Python. What is ignored, as SIGHUP by nohup,
-    stays so, but for SIGINT, which a shell ignores for jobs in the background.
+    Does nothing outside the main thread, which alone may handle signals in Python. nohup's ignored SIGHUP stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    taken = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
+    always = (signal.SIGINT, signal.SIGTERM)
+    taken = [number for number in SIGNALS if number in always or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, request.handle) for number in taken}
     try:
         yield

@@ -188,9 +188,9 @@ class RunOutputs:
             closing_all.callback(self.display.close)
             closing_all.callback(self.evaluator.close)
             if self.is_open:
+                closing_all.callback(self._pass_on_messages)
                 closing_all.callback(self.logger.close)
                 self._attempt(self.logger.write)
-                self._pass_on_messages()
 
     def _pass_on_messages(self) -> None:
         for text in (*self.logger.messages(), *self.evaluator.messages()):

@@ -75,7 +75,7 @@ def saved_config(run_dir: str | Path) -> Config:
     """The settings with which the run in `run_dir` can be resumed; ValueError where its config.json cannot be read."""
     where = str(run_dir)
     try:
-        text = read_small(Path(run_dir) / "config.json")
+        text = read_small(Path(os.path.expanduser(run_dir)) / "config.json")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"resume must be a run directory with a config.json, got {where!r} ({reason})") from error

@@ -154,6 +154,8 @@ class Jobs:
         flags = [*run.flags, "--run-dir", str(run_dir)]
         if run_dir.is_dir():
             self._await_lock(run_dir)
+            if self.request:
+                return 128 + self.request.number
         if (run_dir / LATEST).exists():
             flags = ["--resume", str(run_dir), "--stop-after", str(run.config.stop_after), *run.display_flags]
         code = self._call([*self.train, *flags], f"a2c train {shlex.join(flags)}", run)

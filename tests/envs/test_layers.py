@@ -82,6 +82,7 @@ class OwnMethod(Walk):
         super().__init__()
         self.move, self.size, self.goals = self.step, len, gym.spaces.Dict({"row": gym.spaces.Discrete(2)})
         self.halves = (np.zeros(3), np.zeros(3))
+        self.left, self.right = np.zeros((3, 2)).T  # views that have no element in common
 
 
 def stacked():

@@ -175,8 +175,14 @@ def test_run_logger_may_lose_points_but_no_rows(tmp_path):
 
 
 def test_run_logger_begins_another_event_file_after_one_that_the_disk_has_cut(tmp_path, monkeypatch):
-    logger = RunLogger(tmp_path, Config())
-    add = EventFile.add
+    logger = RunLogger(tmp_path, Config(), keep_until=5)  # resumed: the first file drops what was after 5
+    add, init, firsts = EventFile.add, EventFile.__init__, []
+
+    def note(self, directory, first_step):
+        firsts.append(first_step)
+        init(self, directory, first_step)
+
+    monkeypatch.setattr(EventFile, "__init__", note)
 
     def refuse(*_):
         raise OSError(28, "No space left on device")
@@ -189,6 +195,7 @@ def test_run_logger_begins_another_event_file_after_one_that_the_disk_has_cut(tm
     logger.close()
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
     assert {step for _, step in events(tmp_path)} == {10, 30, 40, 50}
+    assert firsts == [6, None]  # the second file drops nothing of the first
     assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["10", "20", "30", "40", "50"]
 
 

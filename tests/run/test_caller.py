@@ -238,9 +238,10 @@ def test_own_recurrent_network_cannot_learn_from_sliding_windows(tmp_path):
     a2c.Trainer(tiny(tmp_path / "run", **settings), network=TwoLayers).close()
 
 
-def test_own_network_continues_bit_for_bit(tmp_path):
+def test_own_network_continues_bit_for_bit(tmp_path, monkeypatch):
     a2c.Trainer(tiny(tmp_path / "run", stop_after=240), network=TwoLayers).run()
-    a2c.Trainer.resume(tmp_path / "run", network=TwoLayers).run()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    a2c.Trainer.resume("~/run", network=TwoLayers).run()
     a2c.Trainer(tiny(tmp_path / "straight"), network=TwoLayers).run()
     assert same(network_of(tmp_path / "run"), network_of(tmp_path / "straight"))
 
