@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a2c.rollout import Batch, Rollout, flat_values
+from a2c.rollout import Batch, Rollout, flat_values, split_edges
 
 
 class Experience(NamedTuple):
@@ -39,8 +40,7 @@ class Transitions:
 
     def split(self, parts: int) -> list[Transitions]:
         """At most `parts` minibatches of almost equal size."""
-        size = -(-len(self.items) // parts)
-        return [Transitions(self.items[i : i + size]) for i in range(0, len(self.items), size)]
+        return [Transitions(self.items[low:high]) for low, high in pairwise(split_edges(len(self.items), parts))]
 
     def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
         """Forward pass and n-step returns; `reward` is a sum that was clipped already, and `gae_lambda` is 1."""

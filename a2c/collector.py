@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from a2c.compute.compute import Compute
 from a2c.compute.staging import Staging, pinned, to_device
 from a2c.envs.make import sampling_seed
-from a2c.envs.vector_env import Episode, MonitoredVectorEnv
+from a2c.envs.vector_env import Episode, MonitoredVectorEnv, in_order
 from a2c.policy import Policy, check_finite
 from a2c.rollout import Rollout
 
@@ -31,7 +31,6 @@ class Collected(NamedTuple):
     rollout: Rollout
     episodes: list[Episode]  # that ended, in order
     seconds: dict[str, float]  # wall time of the stages env and act, mean of the groups
-    ended_at: Sequence[int] = ()  # t in which each of the episodes ended; GA3C does not need it
 
 
 class TruncatedStep(NamedTuple):
@@ -47,7 +46,7 @@ class Played(NamedTuple):
     """One group's part of a rollout, besides what is in the buffers."""
 
     finals: list[TruncatedStep]
-    episodes: list[tuple[int, Episode]]  # and t in which each ended
+    episodes: list[Episode]
     env_seconds: float
     act_seconds: float
 
@@ -117,7 +116,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore what `state_dict` returned; False where the episodes could not continue and new ones have begun."""
+        """Restore what `state_dict` returned; False if the episodes could not continue and new ones have begun."""
         if (state["device"], len(state["policies"])) != (self.compute.device.type, len(self.policies)):
             return False
         sizes = [envs and len(envs["scores"]) for envs in state["envs"]]
@@ -145,14 +144,14 @@ class Collector:
         """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates.
 
         `noise`: standard deviation of the noise on the logits, 0 for none (see `Policy.perturb`). Raises WorkerError
-        where an environment fails, FloatingPointError where logits are NaN or infinite.
+        if an environment fails, FloatingPointError if logits are NaN or plus infinity.
         """
         buffers, device = self.buffers, self.compute.device
         for policy in self.policies:
             policy.perturb(noise)
         played = self.compute.map(self._play, range(len(self.groups)))
         finals = sorted((final for part in played for final in part.finals), key=lambda final: final[:2])
-        episodes = sorted(ended for part in played for ended in part.episodes)  # in the order in which they ended
+        episodes = in_order(episode for part in played for episode in part.episodes)
         index = torch.tensor([(f.t, f.n) for f in finals], dtype=torch.int64).reshape(-1, 2)
         no_obs = buffers.next_obs[:0]
         final_obs = to_device(torch.from_numpy(np.stack([f.obs for f in finals])), device) if finals else no_obs
@@ -169,7 +168,7 @@ class Collector:
             "env": sum(part.env_seconds for part in played) / len(played),
             "act": sum(part.act_seconds for part in played) / len(played),
         }
-        return Collected(rollout, [episode for _, episode in episodes], seconds, [t for t, _ in episodes])
+        return Collected(rollout, episodes, seconds)
 
     def _copy_to_device(self, rollout: Rollout) -> Rollout:
         """`rollout` with what was written in main memory on the device; on the CPU it is there already."""
@@ -188,7 +187,7 @@ class Collector:
         buffers.rnn_state[columns] = policy.rnn_state
         buffers.obs[0, columns], host.starts[0, columns] = buffers.next_obs[columns], self.starts[columns]
         finals: list[TruncatedStep] = []
-        episodes: list[tuple[int, Episode]] = []
+        episodes: list[Episode] = []
         env_seconds, begin = 0.0, time.perf_counter()
         for t in range(self.rollout_steps):
             obs, starts, last = buffers.obs[t, columns], buffers.starts[t, columns], t + 1 == self.rollout_steps
@@ -208,7 +207,7 @@ class Collector:
             finals += [
                 TruncatedStep(t, columns.start + int(n), info["final_obs"][int(n)], policy.rnn_state[n]) for n in cut
             ]
-            episodes += [(t, episode._replace(env=columns.start + episode.env)) for episode in info["episodes"]]
+            episodes += [episode._replace(env=columns.start + episode.env, t=t) for episode in info["episodes"]]
             ended = terminated | truncated
             staging.store(next_obs, ended, obs, buffers.next_obs[columns] if last else buffers.obs[t + 1, columns])
             (self.starts[columns] if last else host.starts[t + 1, columns]).copy_(torch.from_numpy(ended))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class Learner:
 
     `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, computes actions and gradients.
     `env_steps` counts the decisions that were learned from, `updates` the optimiser steps; `reward_count`, with
-    exploration noise only: see `count_rewards`. That has last looked at it after `rewarded_at` decisions.
+    exploration noise only (see `count_rewards`), was last updated after `rewarded_at` decisions.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Learner:
         network: NetworkFn | None = None,
     ) -> None:
         """`shared`: what other processes learn with, too; without it, a new network and optimiser.
-        `network`: makes a network that is not one of a2c's; ValueError where it cannot be used.
+        `network`: makes a network that is not one of a2c's; ValueError if it cannot be used.
         """
         self.config, self.compute = config, compute
         if shared is None:
@@ -87,12 +87,13 @@ class Learner:
         count: Callable[[], int] | None = None,
         num_minibatches: int | None = None,
     ) -> None:
-        """One optimiser step on each minibatch, all of them `config.epochs` times; then the pixel statistics.
+        """One optimiser step on each minibatch, then the pixel statistics.
 
-        `minibatches`: by default `num_minibatches` of the rollout (None: as the config), cut as `config.shuffle` says.
+        `minibatches`: by default `num_minibatches` of the rollout (None: as the config), `config.epochs` times, cut as
+        `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
-        ValueError for a rollout on a CPU that `Rollout.check` refuses, and FloatingPointError where a loss, the
-        gradient's norm or a parameter is NaN or infinite: the network cannot be used after the latter.
+        ValueError for a rollout on a CPU that `Rollout.check` refuses, and FloatingPointError if a loss, the
+        gradient's norm or a parameter is NaN or infinite: after a bad parameter the network is unusable.
         """
         if rollout.terminated.device.type == "cpu":  # on a GPU: checked before the flags were copied there
             rollout.check()
@@ -101,10 +102,9 @@ class Learner:
         noise = exploration_noise(self.config, self.reward_count)  # of the policy that acted
         done: list[tuple[Terms, Tensor]] = []
         version, lags = float(rollout.policy_version.mean()), []
-        if minibatches is None:
-            dealt = self._minibatches(rollout, num_minibatches or self.config.num_minibatches)
-        else:
-            dealt = ((minibatch, len(minibatch)) for minibatch in [*minibatches] * self.config.epochs)
+        dealt: Iterable[tuple[Minibatch, int]] = self._minibatches(rollout, num_minibatches)
+        if minibatches is not None:
+            dealt = zip(minibatches, map(len, minibatches), strict=True)
         for minibatch, size in dealt:
             lags.append(self.updates - version)
             off_policy = lags[-1] > 0 or noise > 0
@@ -129,13 +129,13 @@ class Learner:
         """Decisions of the whole rollout, of which this rank may have a part."""
         return len(rollout) if self.compute.ranks.size == 1 else len(rollout.obs) * self.config.num_envs
 
-    def _minibatches(self, rollout: Rollout, number: int) -> Iterator[tuple[Minibatch, int]]:
+    def _minibatches(self, rollout: Rollout, number: int | None) -> Iterator[tuple[Minibatch, int]]:
         """The whole rollout in each epoch: its decisions in random order, or the windows of its environments.
 
-        The order is that of all ranks' environments; yields this rank's parts of `number` or fewer, with whole sizes.
+        All ranks draw the same order. Yields up to `number` pairs per epoch: this rank's part, the whole one's size.
         """
         config, ranks, steps = self.config, self.compute.ranks, len(rollout.obs)
-        num_envs = self._decisions(rollout) // steps
+        number, num_envs = number or config.num_minibatches, self._decisions(rollout) // steps
         for epoch in range(config.epochs):
             if rollout.rnn_state.shape[1] > 0 or not config.shuffle:
                 for low, high in pairwise(split_edges(num_envs, number)):
@@ -191,7 +191,7 @@ class Learner:
         self.rewarded_at = env_steps if rewarded_at is None else rewarded_at
 
     def add_remote(self, env_steps: int, updates: int, reward_count: float, metrics: dict[str, float]) -> None:
-        """Count what a learner of another process has done; `metrics`: of its last update, empty where it sent none."""
+        """Count what a learner of another process has done; `metrics`: of its last update, empty if it sent none."""
         self.set_counts(self.env_steps + env_steps, self.updates + updates, self.reward_count + reward_count)
         self.last_metrics = metrics or self.last_metrics
 

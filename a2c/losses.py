@@ -47,9 +47,10 @@ def a2c_loss(
 
     Sources: Mnih et al. (2016), "Asynchronous methods for deep reinforcement learning",
     section 4 and algorithm S3; the clipped ratio is V-trace's (Espeholt et al., 2018,
-    section 4.1) with rho-bar = 1; log_eps is GA3C's guard (Babaeizadeh et al., 2017, section 5.3):
-    the gradient of an action fades where the policy has abandoned it since it was taken.
-    Where a masked action was taken, the loss is infinite without log_eps though its gradients are finite.
+    sections 4.1 and 4.2) with rho-bar = 1; log_eps is GA3C's guard (Babaeizadeh et al., 2017, section 5.3):
+    the gradient of an action fades if the policy has abandoned it since it was taken.
+    If a masked action was taken, the loss without log_eps is infinite (NaN with behaviour_log_probs) though its
+    gradients are finite.
 
     Args:
         logits: `[B, A]` unnormalised log-probabilities; minus infinity masks an action that was not taken.
@@ -59,7 +60,7 @@ def a2c_loss(
         entropy_coef: weight of the entropy bonus, a number or a scalar tensor.
         value_coef: weight of the squared value error.
         log_eps: probability added inside the logarithm.
-        behaviour_log_probs: `[B]` log-probability of each action when it was taken, where
+        behaviour_log_probs: `[B]` log-probability of each action when it was taken, if
             another policy took it.
 
     Raises:

@@ -7,6 +7,7 @@ Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import ClassVar
@@ -178,7 +179,7 @@ class LstmA2C(nn.Module):
 def make_network(
     config: Config, input_shape: tuple[int, ...], n_actions: int, stacked: bool, custom: NetworkFn | None = None
 ) -> nn.Module:
-    """The network that `config.network` names; ValueError where it cannot take the observation.
+    """The network that `config.network` names; ValueError if it cannot take the observation.
 
     `stacked`: the channels of an image are successive frames (Atari games), not its colours;
     pixel statistics depend on it. `custom` makes the network of that name.
@@ -225,14 +226,12 @@ def flat_features(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
 
 
 def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Number of features that `conv` makes of one observation."""
-    channels, *sizes = input_shape
-    for layer in conv.children():
-        if isinstance(layer, nn.Conv2d):
-            assert not isinstance(layer.padding, str)
-            steps = zip(sizes, layer.padding, layer.kernel_size, layer.stride, strict=True)
-            channels, sizes = layer.out_channels, [(n + 2 * p - k) // s + 1 for n, p, k, s in steps]
-    return channels * math.prod(sizes)
+    """Number of features that `conv` makes of one observation; ValueError if it is too small for the kernels."""
+    try:
+        features: Tensor = copy.deepcopy(conv).to("meta")(torch.empty(1, *input_shape, device="meta"))
+    except RuntimeError as error:
+        raise ValueError(f"input_shape must be larger for these convolutions, got {list(input_shape)}") from error
+    return features.numel()
 
 
 def orthogonal_init(net: AtariA2C | SharedA2C | MlpA2C | LstmA2C) -> None:

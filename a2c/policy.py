@@ -76,7 +76,7 @@ class Policy:
     def act(self, obs: Tensor, starts: Tensor) -> Decision:
         """Decide for `obs [N, ...]`; `starts [N]`: the observation begins an episode.
 
-        Raises FloatingPointError where the logits are NaN or infinite.
+        Raises FloatingPointError if the logits are NaN or plus infinity (minus infinity masks an action).
         """
         decision = self.decide(obs, starts)
         check_finite(decision.log_probs)
@@ -120,7 +120,7 @@ class Policy:
     def load_state_dict(self, state: dict[str, Any], new_episodes: bool = False) -> None:
         """Restore what `state_dict` returned; `new_episodes`: without its rnn_state.
 
-        ValueError where the rnn_state is of another number of environments or another network.
+        ValueError if the rnn_state is of another number of environments or another network.
         """
         self.generator.set_state(state["generator"])
         if new_episodes:
@@ -147,7 +147,7 @@ def count_rewards(config: Config, reward_count: float, rewards: int, unrewarded:
 
 
 def check_finite(log_probs: Tensor) -> None:
-    """FloatingPointError where log-probabilities of chosen actions are NaN; a bad logit makes its whole row NaN."""
+    """FloatingPointError if log-probabilities of chosen actions are NaN: one NaN or plus infinite logit suffices."""
     if log_probs.isnan().any():
         raise FloatingPointError(
             "the policy's logits are NaN or infinite: an observation or a parameter is NaN, infinite or too large"
@@ -155,7 +155,7 @@ def check_finite(log_probs: Tensor) -> None:
 
 
 def check_network(net: nn.Module, spaces: Spaces) -> None:
-    """ValueError where `net`, which somebody else has written, does not map observations to logits and values."""
+    """ValueError if `net`, which somebody else has written, does not map observations to logits and values."""
     if not isinstance(net, nn.Module):
         raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
     obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
@@ -174,7 +174,7 @@ def check_network(net: nn.Module, spaces: Spaces) -> None:
 
 
 def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
-    """ValueError where `step` or `replay` below cannot use `net`; `obs [2, ...]`."""
+    """ValueError if `step` or `replay` below cannot use `net`; `obs [2, ...]`."""
     rule = "network with rnn_state_size H must have step(obs [B, ...], rnn_state [B, H]) and replay, as LstmA2C has"
     rnn_state, starts = initial_state(net, 2), torch.ones(2, dtype=torch.bool)
     try:
@@ -190,7 +190,7 @@ def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
 def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = None) -> nn.Module:
     """The network of `config` to load parameters into: on the device `meta`, without memory; of `custom`, on the CPU.
 
-    ValueError where `custom` is missing, not wanted, or makes nothing that can be used.
+    ValueError if `custom` is missing, not wanted, or makes nothing that can be used.
     """
     if custom and config.network != "custom":
         raise ValueError(f"it is of network {config.network}, which is a2c's: leave out network")

@@ -134,7 +134,7 @@ def clipped_step(net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm
 
 
 def check_steps(done: Sequence[tuple[Terms, Tensor]], net: nn.Module, updates: int) -> None:
-    """Raise FloatingPointError where a loss, a gradient's norm or a parameter of `net` is NaN or infinite.
+    """Raise FloatingPointError if a loss, a gradient's norm or a parameter of `net` is NaN or infinite.
 
     The message names the first bad loss or norm and its update; parameters are looked at only after the last update,
     number `updates`. One copy to the host for all of them.
@@ -186,7 +186,7 @@ def describe_update(
 
 
 def explained_variance(terms: Terms) -> float:
-    """Share of the variance of a minibatch's returns that the value head explains; NaN where all returns are equal."""
+    """Share of the variance of a minibatch's returns that the value head explains; NaN if all returns are equal."""
     returns, squared, error, bias = map(
         float, (terms.returns, terms.squared_returns, terms.loss.value, terms.loss.advantage)
     )

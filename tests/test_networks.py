@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from a2c.config.config import Config
+from a2c.config.resolve import network_kind
 from a2c.networks import AtariA2C, MlpA2C, SharedA2C, make_network
 from a2c.normalizers import FrameNorm, PixelNorm, slots_like
 
@@ -273,3 +274,16 @@ def test_make_network_must_be_told_whether_channels_are_frames_or_colours():
 def test_make_network_refuses_observations_that_it_cannot_take(network, shape, message):
     with pytest.raises(ValueError, match=message):
         make_network(Config(network=network), shape, 2, stacked=True)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(35, "small"), (36, "atari")])
+def test_auto_is_a_network_that_can_take_the_images(size, kind):
+    assert network_kind(Config(), (4, size, 84)) == kind
+    net = make_network(Config(), (4, size, 84), 2, stacked=True)
+    logits, values = net(torch.zeros(2, 4, size, 84, dtype=torch.uint8))
+    assert (logits.shape, values.shape) == ((2, 2), (2, 1))
+
+
+def test_networks_refuse_images_that_are_too_small_for_their_convolutions():
+    with pytest.raises(ValueError, match=r"input_shape must be larger for these convolutions, got \[4, 35, 84\]"):
+        AtariA2C((4, 35, 84), 2)

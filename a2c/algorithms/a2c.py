@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from a2c.algorithms.base import TrainingStats, merge_ranks
+from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.algorithms.captured import CapturedSteps
 from a2c.algorithms.windows import make_windows
 from a2c.collector import Collector
@@ -14,7 +13,7 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.make import make_groups, run_seeds, sampling_seed
 from a2c.envs.single import Spaces
-from a2c.envs.vector_env import MonitoredVectorEnv
+from a2c.envs.vector_env import MonitoredVectorEnv, in_order
 from a2c.learner import Learner
 from a2c.policy import exploration_noise
 from a2c.rollout import Rollout
@@ -61,15 +60,15 @@ class A2C:
         ranks, rollouts = self.compute.ranks, list[Rollout]()
         noise = exploration_noise(self.config, self.learner.reward_count)
 
-        def collect() -> tuple[TrainingStats, Sequence[int]]:
+        def collect() -> TrainingStats:
             collected = self.collector.collect(self.learner.updates, noise)
             rollouts.append(collected.rollout)
             rows = ranks.rows(self.config.num_envs)
             episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]
-            return TrainingStats(len(collected.rollout), episodes, collected.seconds), collected.ended_at
+            return TrainingStats(len(collected.rollout), episodes, collected.seconds)
 
-        stats = merge_ranks(ranks.on_every_rank(collect))  # with one rank: [collect()]
-        return rollouts[0], stats
+        stats = merge_stats(ranks.on_every_rank(collect), workers=ranks.size)  # with one rank: [collect()]
+        return rollouts[0], stats._replace(episodes=in_order(stats.episodes))
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: no rollout is being collected between two training steps."""
@@ -80,7 +79,7 @@ class A2C:
         return {**self.collector.state_dict(), "windows": self.windows and self.windows.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Continue the episodes of `state_dict`; False where new episodes have begun in every environment."""
+        """Continue the episodes of `state_dict`; False if new episodes have begun in every environment."""
         same = self.collector.load_state_dict(state)
         if self.windows is not None and state["windows"] is not None:  # the run may not have had windows until now
             self.windows.load_state_dict(state["windows"])

@@ -38,7 +38,7 @@ class SharedCounters(NamedTuple):
     reward_count: Tensor  # [W + 1] float64, by how much each has changed `Learner.reward_count`
     rewarded_at: Tensor  # [W] int64, env_steps when each has last changed its `reward_count`
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
-    statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty where the network has none
+    statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty if the network has none
     rollout_decisions: int  # of all workers together
 
     def finished(self) -> bool:
@@ -158,7 +158,7 @@ def run_worker(
         # Workers that change it at once can leave less than 0 or more than there can be.
         reward_count = min(max(float(counters.reward_count.sum()), 0.0), float(config.exploration_rewards))
         noise = exploration_noise(config, reward_count)
-        rollout, episodes, seconds, _ = collector.collect(int(counters.updates.sum()), noise)
+        rollout, episodes, seconds = collector.collect(int(counters.updates.sum()), noise)
         began = time.perf_counter()
         before = int(counters.updates[number])
         counts = int(counters.env_steps.sum()), int(counters.updates.sum())

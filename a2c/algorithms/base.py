@@ -19,16 +19,6 @@ class TrainingStats(NamedTuple):
     seconds: dict[str, float]
 
 
-def merge_ranks(parts: Sequence[tuple[TrainingStats, Sequence[int]]]) -> TrainingStats:
-    """The stats of all ranks as one, with all episodes in the order in which they ended.
-
-    `parts`: of each rank its stats, and the step t at which each of its episodes ended.
-    """
-    ended = [(t, episode) for stats, steps in parts for t, episode in zip(steps, stats.episodes, strict=True)]
-    merged = merge_stats([stats for stats, _ in parts], workers=len(parts))
-    return merged._replace(episodes=[episode for _, episode in sorted(ended)])
-
-
 def merge_stats(stats: Sequence[TrainingStats], workers: int) -> TrainingStats:
     """The stats of `workers` processes as one: sums, and the mean over the workers of the seconds."""
     seconds = {"env": 0.0, "act": 0.0, "learn": 0.0}
@@ -46,7 +36,7 @@ class Algorithm(Protocol):
         """Start environments and workers; `new_run`: the first observations feed the normaliser."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """After `start`: continue the episodes of `state_dict`; False where new episodes have begun."""
+        """After `start`: continue the episodes of `state_dict`; False if new episodes have begun."""
 
     def training_step(self) -> TrainingStats:
         """Collect experience and learn from it."""

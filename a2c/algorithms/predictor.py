@@ -108,7 +108,7 @@ class Predictor:
         return self.shown[self.actors[number]].rollout(next_obs)
 
     def check(self) -> None:
-        """Raise WorkerError where the thread has failed, for example on a GPU without free memory."""
+        """Raise WorkerError if the thread has failed, for example on a GPU without free memory."""
         if self._error is not None:
             raise self._error
 

@@ -79,7 +79,7 @@ def make_tasks(config: Config, env_steps: int) -> list[WorkerTask]:
 
 
 def allow_workers(config: Config, tasks: Sequence[WorkerTask]) -> None:
-    """Raise the limit of open files as far as `tasks` need it; ValueError where the system refuses."""
+    """Raise the limit of open files as far as `tasks` need it; ValueError if the system refuses."""
     rule = f"workers and num_envs must fit the limit of open files, got {len(tasks)} and {config.num_envs}"
     allow_open_files(FILES_PER_WORKER * len(tasks), rule, "fewer workers")
 
@@ -87,7 +87,7 @@ def allow_workers(config: Config, tasks: Sequence[WorkerTask]) -> None:
 def move_to_shared_memory(tensors: Sequence[Tensor]) -> None:
     """Move tensors to shared memory, in place.
 
-    WorkerError where there is none left, ValueError where they are more than a worker can be given.
+    WorkerError if there is none left, ValueError if they are more than a worker can be given.
     """
     if len(tensors) > MOST_SHARED:
         rule = f"network and workers must share at most {MOST_SHARED} tensors (parameters, optimiser, pixel statistics)"

@@ -121,7 +121,7 @@ def use_one_thread() -> None:
 
 def cuda_device(local_rank: int = 0, local_size: int = 1) -> torch.device:
     """The GPU of rank `local_rank` of this host, with its number: without one, `cuda` is the current GPU of
-    whichever thread asks. ValueError, for each of the host's `local_size` ranks, where there are fewer GPUs.
+    whichever thread asks. ValueError, for each of the host's `local_size` ranks, if there are fewer GPUs.
     """
     count = torch.cuda.device_count()
     if local_size > count:

@@ -16,7 +16,7 @@ def make_optimizer(net: nn.Module, config: Config, replayed: bool = False) -> to
     `replayed`: for CUDA graphs, which read Adam's learning rate from a tensor.
 
     Adam (Kingma & Ba, 2015, algorithm 1), one fused kernel; RMSprop (Tieleman & Hinton, 2012, lecture 6e) without
-    momentum or centring, as A3C used it (Mnih et al., 2016, supplement, section 8).
+    momentum or centring; A3C's has epsilon under the root (Mnih et al., 2016, section 4, "Optimization").
     """
     parameters = list(net.parameters())
     optimizer: torch.optim.Optimizer
@@ -69,7 +69,7 @@ class InsideRMSprop(torch.optim.RMSprop):
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Copy saved moments into the tensors of `optimizer`, which keeps its own settings.
 
-    ValueError where they do not fit the network or the optimiser.
+    ValueError if they do not fit the network or the optimiser.
     """
     saved = [state["state"].get(i) for i in range(len(state["state"]))]
     moments = list(optimizer.state.values())

@@ -62,7 +62,7 @@ class Ranks:
         """Give `tensors` the values that they have on rank 0."""
 
     def check_same(self, what: str) -> None:
-        """ValueError where `what` differs between the ranks."""
+        """ValueError if `what` differs between the ranks."""
         if len(found := set(self.all_gather(what))) > 1:
             raise ValueError(f"cuda and precision must be the same on every rank, got {', '.join(sorted(found))}")
 
@@ -82,7 +82,7 @@ class Ranks:
 
 
 def check_shareable(config: Config, size: int) -> None:
-    """ValueError where `size` ranks cannot share a run of `config`."""
+    """ValueError if `size` ranks cannot share a run of `config`."""
     if config.algorithm != "a2c":
         raise ValueError(f"algorithm must be a2c with more than one rank, got {config.algorithm}")
     if config.sliding_batch:

@@ -31,7 +31,7 @@ ROLL_CALL = 2.5  # seconds without a sign of life after which a rank counts as l
 class TorchRanks(Ranks):
     """Ranks that torchrun has started, connected by gloo, and for tensors on a GPU by NCCL.
 
-    Each method raises RankError, which names the lost ranks, where one has ended, or has let the others wait for
+    Each method raises RankError, which names the lost ranks, if one has ended, or has let the others wait for
     `patience` seconds.
     """
 
@@ -171,7 +171,7 @@ def _outcome(function: Callable[[], Any]) -> tuple[Exception | None, Any]:
 
 
 def join_ranks(config: Config) -> Ranks:
-    """The ranks of this run; waits for all of them. ValueError where they cannot share `config`."""
+    """The ranks of this run; waits for all of them. ValueError if they cannot share `config`."""
     place = find_place()
     if place.size == 1:
         return Ranks(place)

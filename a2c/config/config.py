@@ -62,7 +62,7 @@ class Config:
 
     # --- network ------------------------------------------------------------------------
     network: Network = "auto"
-    """auto: atari for images, mlp for vectors; nature, nips, small: shared layers; lstm: recurrent; custom: own."""
+    """auto: atari (small below 36 pixels), mlp for vectors; nature, nips, small: shared layers; lstm; custom: own."""
     lstm_units: Annotated[int, Range(0, 65_536)] = 0
     """Size of the hidden state of network lstm (units; 0 = 256 for images, 16 for vectors)."""
     normalize_obs: bool = True
@@ -100,7 +100,7 @@ class Config:
     rmsprop_eps: Annotated[float, Range(0.0, 1.0, above=True)] = 1e-5
     """Epsilon in RMSprop's denominator (gradient units; squared with rmsprop_eps_inside)."""
     rmsprop_eps_inside: bool = False
-    """Add rmsprop_eps under the square root, as the first A3C programs did."""
+    """Add rmsprop_eps under the square root, as in the A3C paper."""
     entropy_coef: Annotated[float, Range(0.0, 100.0)] = 0.02
     """Weight of the entropy bonus in the loss (per nat)."""
     entropy_final: Annotated[float, Range(0.0, 1.0)] = 0.1
@@ -167,10 +167,9 @@ class Config:
                 object.__setattr__(self, name, Path(os.path.expanduser(value)))
         check(self)
         check_choice("preset", self.preset, tuple(PRESETS))
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         changes = PRESETS[self.preset]
-        if changes and all(getattr(self, name) == defaults[name] for name in changes):
-            raise ValueError(f"preset must be resolved by Config.from_preset({self.preset!r}), got only default values")
+        if changes and not any(getattr(self, name) == value for name, value in changes.items()):
+            raise ValueError(f"preset must be resolved by Config.from_preset({self.preset!r}), got none of its values")
         most = self.num_envs * (self.rollout_steps if self.shuffle and self.network != "lstm" else 1)
         object.__setattr__(self, "num_minibatches", min(self.num_minibatches, most))
 

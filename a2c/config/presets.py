@@ -55,14 +55,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_envs": 16,
         "threads": 1,
         "precision": "float32",
-        "rollout_steps": 32,
         "num_minibatches": 8,
         "reward_clip": 0.1,  # returns reach 5; those of 50 would saturate the value network's tanh units
         "gamma": 0.98,
         "learning_rate": 0.0015,
         "adam_eps": 1e-5,
         "entropy_coef": 0.0005,
-        "total_env_steps": 1_000_000,
         "target_score": 475.0,
     },
     "lstm": {
@@ -86,7 +84,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_envs": 16,
         "threads": 1,
         "network": "lstm",
-        "rollout_steps": 32,
         "num_minibatches": 4,
         "reward_clip": 0.1,  # as above
         "gamma": 0.98,

@@ -8,12 +8,14 @@ from a2c.config.config import Config, Network
 
 
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
-    """The network that `auto` stands for; ValueError where the named one cannot take observations of `input_shape`."""
+    """The network that `auto` stands for; ValueError if the named one cannot take observations of `input_shape`."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
-    kind: Network = config.network if config.network != "auto" else ("atari" if image else "mlp")
+    large = image and min(input_shape[1:]) >= 36  # else the convolutions of atari, nature and nips have no output
+    auto: Network = "atari" if large else "small" if image else "mlp"
+    kind = auto if config.network == "auto" else config.network
     if kind not in ("mlp", "lstm", "custom") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
-    if kind in ("atari", "nature", "nips") and min(input_shape[1:]) < 36:
+    if kind in ("atari", "nature", "nips") and not large:
         size = "x".join(map(str, input_shape[1:]))
         raise ValueError(f"network must be small, lstm or custom for images of {size} pixels, got {kind}")
     return kind

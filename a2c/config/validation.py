@@ -26,7 +26,7 @@ class Range:
     above: bool = False
 
     def check(self, field: str, value: Any, integer: bool) -> None:
-        """Raise ValueError where `value` of the setting `field` is not a number in this range."""
+        """Raise ValueError if `value` of the setting `field` is not a number in this range."""
         if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
             raise ValueError(f"{field} must be {'an integer' if integer else 'a number'}, got {value!r}")
         if not self.low <= value <= self.high or (self.above and value == self.low):  # no comparison with NaN holds
@@ -108,7 +108,7 @@ def _close_to(name: str, known: Sequence[str]) -> str:
 
 
 def check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise ValueError, with the nearest names, where `value` is not one of `known`."""
+    """Raise ValueError, with the nearest names, if `value` is not one of `known`."""
     if value not in known:
         close = _close_to(str(value), known)
         hint = f"; did you mean {close}?" if close else ""

@@ -115,7 +115,7 @@ class AtariGame(AtariEnv):
         }
 
     def set_state(self, state: dict[str, Any]) -> bool:
-        """Restore what `get_state` returned; False where the emulator did not restore its state exactly.
+        """Restore what `get_state` returned; False if the emulator did not restore its state exactly.
 
         Raises ValueError, LookupError or TypeError for a damaged state.
         """

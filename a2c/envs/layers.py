@@ -47,7 +47,7 @@ def save_layers(env: gym.Env) -> Snapshot:
 
 
 def restore_layers(env: gym.Env, snapshot: Snapshot) -> bool:
-    """Restore what `save_layers` gave; False where it does not hold everything or is not taken exactly.
+    """Restore what `save_layers` gave; False if it does not hold everything or is not taken exactly.
 
     Damaged content can raise almost anything.
     """
@@ -100,7 +100,7 @@ def _parts(space: gym.Space[Any]) -> list[gym.Space[Any]]:
 
 
 def _drawn(space: gym.Space[Any]) -> Any:
-    """The state of a space's generator; None where it has drawn nothing: gymnasium's vector environments make one."""
+    """The state of a space's generator; None if it has drawn nothing: gymnasium's vector environments make one."""
     bits: Any = space._np_random.bit_generator if space._np_random else None
     return bits.state if bits and bits.state != type(bits)(bits.seed_seq).state else None
 
@@ -159,7 +159,7 @@ def _is_harmless(value: Any) -> bool:
 
 
 def _restore(layer: gym.Env, values: dict[str, Any], layers: list[gym.Env]) -> bool:
-    """Give a layer its values back; False where it is not exactly as it was."""
+    """Give a layer its values back; False if it is not exactly as it was."""
     if isinstance(layer, AtariGame):
         return layer.set_state(values)
     spaces = {name for name, value in _attributes(layer).items() if isinstance(value, gym.Space)}

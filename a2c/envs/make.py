@@ -43,11 +43,13 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     """Start `config.num_envs` environments; `reset()` seeds row i with `seeds[i]` (default: those of `run_seeds`).
 
     `spec` is needed only for an id that is not registered in this process. Raises ValueError, before any process
-    starts, for an unknown id (with the nearest names), for actions that are not discrete, or for a backend that
-    does not support the id; WorkerError where an environment fails.
+    starts, for an unknown id (with the nearest names), for actions that are not discrete, for a backend that
+    does not support the id, or for another number of seeds; WorkerError if an environment fails.
     """
     spec = spec or checked_spec(config)
     seeds = run_seeds(config).envs if seeds is None else list(seeds)
+    if len(seeds) != config.num_envs:
+        raise ValueError(f"seeds must have one entry per environment ({config.num_envs}), got {len(seeds)}")
     envs = [partial(make_snapshot_env, config, spec, seed) for seed in seeds]
     vector: VectorEnv
     with raising_worker_error(ValueError):
@@ -128,7 +130,7 @@ class A2CWorkerEnv(AsyncVectorEnv):
 
 
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:
-    """One process per environment; WorkerError where one fails to start, and none is left then."""
+    """One process per environment; WorkerError if one fails to start, and none is left then."""
     _allow_workers(len(envs))
     before = set(multiprocessing.active_children())  # such as the workers of other groups
     seen: set[BaseProcess] = set()
@@ -160,7 +162,7 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 
 
 def _allow_workers(count: int) -> None:
-    """Raise the limit of open files for `count` workers; ValueError where the system allows fewer."""
+    """Raise the limit of open files for `count` workers; ValueError if the system allows fewer."""
     rule = f"num_envs must fit the limit of open files, got {count}"
     allow_open_files(FILES_PER_WORKER * count, rule, "fewer, or backend native or sync")
 

@@ -14,7 +14,7 @@ def pack(content: bytes) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any], limit: int) -> bytes:
-    """The bytes that `pack` was given, at most `limit`; ValueError, LookupError or TypeError where they are damaged."""
+    """The bytes that `pack` was given, at most `limit`; ValueError, LookupError or TypeError if they are damaged."""
     try:
         content = zlib.decompressobj().decompress(np.asarray(packed["zlib"], np.uint8).tobytes(), limit)
     except zlib.error as error:

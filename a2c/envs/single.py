@@ -50,7 +50,7 @@ def _plain(name: str) -> str:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The registered spec of `env_id`, or of what `full_id` makes of it; ValueError where there is none."""
+    """The registered spec of `env_id`, or of what `full_id` makes of it; ValueError if there is none."""
     try:
         return gym.spec(full_id(env_id))
     except gym.error.Error as error:
@@ -119,7 +119,7 @@ def _channels_first(obs: np.ndarray) -> np.ndarray:
 
 
 def checked_spec(config: Config) -> EnvSpec:
-    """The spec of `config.env`; ValueError where there is none, or where it does not support what `config` asks for."""
+    """The spec of `config.env`; ValueError if there is none, or if it does not support what `config` asks for."""
     spec = find_spec(config.env)
     if is_atari(spec):
         changed = [name for name in ("mode", "difficulty") if spec.kwargs.get(name) is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -29,6 +29,12 @@ class Episode(NamedTuple):
     env: int
     score: float
     length: int
+    t: int = 0  # step of the rollout in which it ended
+
+
+def in_order(episodes: Iterable[Episode]) -> list[Episode]:
+    """The episodes of a rollout in the order in which they ended."""
+    return sorted(episodes, key=lambda episode: (episode.t, episode.env))
 
 
 class MonitoredVectorEnv(VectorWrapper):
@@ -113,7 +119,7 @@ class MonitoredVectorEnv(VectorWrapper):
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "episodes": episodes}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The running episodes, as plain values and arrays; None where the backend cannot save them (native)."""
+        """The running episodes, as plain values and arrays; None if the backend cannot save them (native)."""
         if not isinstance(self.env, AsyncVectorEnv | SyncVectorEnv):
             return None
         with self._calling():
@@ -123,7 +129,7 @@ class MonitoredVectorEnv(VectorWrapper):
         return {"snapshots": snapshots, "scores": self.scores, "lengths": self.lengths, "lives": self.lives}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Continue the episodes of `state_dict`; False where an environment was not restored exactly.
+        """Continue the episodes of `state_dict`; False if an environment was not restored exactly.
 
         ValueError, in one line, for a damaged state.
         """
@@ -190,7 +196,7 @@ def _end(watchdog: Watchdog, processes: Sequence[BaseProcess]) -> None:
 
 
 def _counter(name: str, saved: Any, current: np.ndarray) -> np.ndarray:
-    """A copy of the `saved` values `[N]`; ValueError where they are unlike the `current` ones."""
+    """A copy of the `saved` values `[N]`; ValueError if they are unlike the `current` ones."""
     if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (current.shape, current.dtype):
         raise ValueError(f"{name} must be an array of {current.dtype} {list(current.shape)}, got {saved!r:.60}")
     return saved.copy()

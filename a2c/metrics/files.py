@@ -26,7 +26,7 @@ SMALL = 1 << 20  # largest size of a settings file in bytes
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write `path` so that a reader sees the old file or the new one, never a part of one.
 
-    A link at `path` is replaced, not followed. Raises OSError where the disk refuses, and then leaves the old file
+    A link at `path` is replaced, not followed. Raises OSError if the disk refuses, and then leaves the old file
     untouched.
     """
     _write_atomically(path, [content])
@@ -50,7 +50,7 @@ def _write_atomically(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
 def read_small(path: Path) -> str:
     """The text of a file of at most `SMALL` bytes.
 
-    ValueError where it is larger, not UTF-8, or not a regular file (a pipe, a device); OSError where it cannot be read.
+    ValueError if it is larger, not UTF-8, or not a regular file (a pipe, a device); OSError if it cannot be read.
     """
     with open(path, "rb", opener=open_regular) as file:
         content = file.read(SMALL + 1)
@@ -60,7 +60,7 @@ def read_small(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a run; empty where there is no file, ValueError where it is damaged."""
+    """The JSON object in a file of a run; empty if there is no file, ValueError if it is damaged."""
     try:
         values: Any = json.loads(read_small(path))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_out(out: Path, endings: Sequence[str]) -> None:
-    """ValueError where `out` has none of the `endings`, or lies in a directory that does not exist."""
+    """ValueError if `out` has none of the `endings`, or lies in a directory that does not exist."""
     if out.suffix not in endings:
         raise ValueError(f"out must end in {' or '.join(endings)}, got {str(out)!r}")
     if not out.parent.is_dir():
@@ -175,7 +175,7 @@ class CsvTable:
         return start
 
     def _cells(self, line: bytes) -> list[float]:
-        """The numbers of a row; empty where the line is not a row of this table."""
+        """The numbers of a row; empty if the line is not a row of this table."""
         cells = _numbers(line.decode("ascii", "replace"))
         return cells if len(cells) == len(self.columns) and math.isfinite(cells[0]) else []
 
@@ -184,7 +184,7 @@ def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """The named columns of a CSV file as float64 arrays `[rows]`.
 
     An empty cell is NaN. Rows with a cell that is not a number are left out, and so is an incomplete last line.
-    Raises ValueError where a column is missing or the file is a pipe or device. Takes memory for the rows only,
+    Raises ValueError if a column is missing or the file is a pipe or device. Takes memory for the rows only,
     however long a line is.
     """
     parts = [np.empty((0, len(columns)))]
@@ -214,7 +214,7 @@ def _parse(lines: Sequence[str], width: int) -> np.ndarray:
 
 
 def _numbers(line: str) -> list[float]:
-    """The cells of a line, an empty one as NaN; an empty list where a cell is not a number."""
+    """The cells of a line, an empty one as NaN; an empty list if a cell is not a number."""
     try:
         return [float(cell) if cell else math.nan for cell in line.rstrip("\r\n").split(",")]
     except ValueError:

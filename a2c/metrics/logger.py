@@ -96,7 +96,7 @@ class RunLogger:
         self._points.append((int(row["env_steps"]), time.time(), points))
 
     def write(self) -> None:
-        """Write what has been kept, and config.json where it has been removed; OSError where the disk refuses."""
+        """Write what has been kept, and config.json where it has been removed; OSError if the disk refuses."""
         if not (self.run_dir / "config.json").exists():
             write_atomically(self.run_dir / "config.json", self.config.to_json().encode())
         with ExitStack() as writing:  # each table, whatever happens to the other

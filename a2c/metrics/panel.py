@@ -41,7 +41,7 @@ class Panel:
         self.means = [(steps, mean) for steps, mean in self.means if steps <= env_steps]
 
     def seconds_left(self, env_steps: int, row: dict[str, float]) -> float:
-        """Seconds from `env_steps` to the end of the budget at the speed of `row`; NaN where it has none."""
+        """Seconds from `env_steps` to the end of the budget at the speed of `row`; NaN if it has none."""
         speed = row.get("speed")
         return (self.config.total_env_steps - env_steps) / speed if speed else math.nan
 
@@ -84,7 +84,7 @@ class Panel:
         return f"mean {format_score(row['reward_100'])}   best {format_score(row['best_reward_100'])}{goal}"
 
     def _seconds_to_target(self, rows: Sequence[dict[str, float]]) -> float:
-        """Seconds until the mean score is at the target, at the slope of the last rows; infinite where it is not."""
+        """Seconds until the mean score is at the target, at the slope of the last rows; infinite if it is not."""
         target, rows = self.config.target_score, [row for row in rows if row["episodes"] >= WINDOW]
         if target is None or len(rows) < 3 or not all(math.isfinite(row["reward_100"]) for row in rows):
             return math.inf

@@ -12,12 +12,12 @@ def format_number(value: float) -> str:
 
 
 def format_score(value: float) -> str:
-    """A mean score with one decimal; a dash where it is NaN or infinite."""
+    """A mean score with one decimal; a dash if it is NaN or infinite."""
     return f"{value:.1f}" if math.isfinite(value) else "-"
 
 
 def format_duration(seconds: float) -> str:
-    """h:mm:ss; a dash where `seconds` is NaN or infinite."""
+    """h:mm:ss; a dash if `seconds` is NaN or infinite."""
     if not math.isfinite(seconds):
         return "-"
     whole = int(max(seconds, 0))

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("wandb_process.py")
 
 
 def check_wandb(config: Config) -> None:
-    """ValueError where `config` asks for wandb and the package is missing."""
+    """ValueError if `config` asks for wandb and the package is missing."""
     found = find_module("wandb") if config.wandb else None
     if config.wandb and (found is None or found.origin is None):  # the latter: a directory of that name
         raise ValueError('wandb must be off without the package of pip install "a2c[wandb]", got True')
@@ -37,7 +37,7 @@ class WandbRun:
     def __init__(self, run_dir: Path, config: Config) -> None:
         """Begin the run whose id `run_dir` holds, or a new one, with the settings of `config`.
 
-        OSError where the disk refuses, or the process cannot be started.
+        OSError if the disk refuses, or the process cannot be started.
         """
         arguments = {
             "project": os.environ.get("WANDB_PROJECT", PROJECT),
@@ -108,7 +108,7 @@ class WandbRun:
 
 
 def run_id(run_dir: Path) -> str:
-    """The id of the wandb run of `run_dir`, made and kept there if it has none; OSError where the disk refuses."""
+    """The id of the wandb run of `run_dir`, made and kept there if it has none; OSError if the disk refuses."""
     path = run_dir / FOLDER / ID
     with suppress(FileNotFoundError, ValueError):
         if re.fullmatch(r"\w{1,64}", name := read_small(path).strip(), re.ASCII):

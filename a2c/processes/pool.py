@@ -63,7 +63,7 @@ class WorkerPool:
         """The messages that have come, at most one per worker, with the workers' numbers; waits a tick for the first.
 
         Workers whose numbers are in `without` are skipped. Raises WorkerError for a worker that died, raised or
-        did not respond in time, FloatingPointError where one computed NaN or infinity.
+        did not respond in time, FloatingPointError if one computed NaN or infinity.
         """
         pipes = {pipe: number for pipe, number in self.pipes.items() if number not in without}
         ready = wait(list(pipes), TICK)

@@ -53,7 +53,7 @@ def worker_context(preload: Sequence[str]) -> str:
 def allow_open_files(more: int, rule: str, instead: str) -> None:
     """Raise the limit of open files of this process and its workers by `more`, if need be.
 
-    ValueError where the system allows fewer; its text begins with `rule` and ends with what to use `instead`.
+    ValueError if the system allows fewer; its text begins with `rule` and ends with what to use `instead`.
     """
     if sys.platform == "win32":
         return

@@ -99,7 +99,7 @@ def write_about(path: Path, facts: Mapping[str, Any], new: bool = False) -> None
 
     `new`: whatever was written does not count.
 
-    Raises ValueError where the file is damaged, OSError where the disk refuses.
+    Raises ValueError if the file is damaged, OSError if the disk refuses.
     """
     before = {} if new else read_object(path)
     merged = {}

@@ -44,7 +44,7 @@ class CheckpointError(ValueError):
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
     """Write `state` to `path` atomically, with format and version; `keep_previous`: rename the old file to previous.pt.
 
-    Raises OSError where the disk refuses, and then leaves the old file untouched.
+    Raises OSError if the disk refuses, and then leaves the old file untouched.
     """
     content = io.BytesIO()
     torch.save(to_tensors({"format": FORMAT, "version": __version__, **state}), content)
@@ -101,7 +101,7 @@ def is_policy(state: dict[str, Any]) -> bool:
 
 
 def _check_format(state: Any, path: Path) -> None:
-    """CheckpointError where `state` is not one of a2c's, of another format, or lacks an entry."""
+    """CheckpointError if `state` is not one of a2c's, of another format, or lacks an entry."""
     number = state.get("format") if isinstance(state, dict) else None
     if type(number) is not int or not 0 < number < 1000:
         raise CheckpointError(f"checkpoint {path} is not one of a2c's: it has no format{_advice(path)}")
@@ -117,7 +117,7 @@ def _check_format(state: Any, path: Path) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    """ValueError where an entry of the zip archive is damaged, compressed (it may expand to any size) or forbidden."""
+    """ValueError if an entry of the zip archive is damaged, compressed (it may expand to any size) or forbidden."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
@@ -133,7 +133,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_extent(state: Any, size: int) -> None:
-    """ValueError where nested values need more than `size` bytes, or where a tensor is not dense on the CPU."""
+    """ValueError if nested values need more than `size` bytes, or if a tensor is not dense on the CPU."""
     rest = [state]
     while rest:
         value = rest.pop()
@@ -181,7 +181,7 @@ def make_checked(
 ) -> torch.nn.Module:
     """The `empty_network` of `config`, after checking that the checkpoint's fits it.
 
-    CheckpointError where observations, actions or layers differ, or where a weight is NaN or infinite.
+    CheckpointError if observations, actions or layers differ, or a weight is NaN or infinite.
     """
     for name, now in (("input_shape", list(spaces.obs_shape)), ("n_actions", spaces.n_actions)):
         if state[name] != now:
@@ -239,7 +239,7 @@ def _advice(path: Path) -> str:
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
-    """CheckpointError where the checkpoint's run had another env, algorithm or optimizer."""
+    """CheckpointError if the checkpoint's run had another env, algorithm or optimizer."""
     try:
         saved = Config.from_json(state["config"])
     except (TypeError, ValueError) as error:

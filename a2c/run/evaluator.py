@@ -24,7 +24,7 @@ class Evaluator:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, env_steps: int) -> None:
-        """Start it, at `env_steps` of the run; later rows are dropped. OSError where no process can be started."""
+        """Start it, at `env_steps` of the run; later rows are dropped. OSError if no process can be started."""
         if not self.config.eval_every:
             path = self.run_dir / "evaluations.csv"  # of an earlier session, or of `a2c compare`
             if path.exists():
@@ -47,7 +47,7 @@ class Evaluator:
             self.start(env_steps)
 
     def metrics(self, env_steps: int) -> dict[str, float]:
-        """The mean score of the last policy of at most `env_steps`; empty where there is none, or no file to read."""
+        """The mean score of the last policy of at most `env_steps`; empty if there is none, or no file to read."""
         if not self.config.eval_every:
             return {}
         try:

@@ -46,7 +46,7 @@ class RunOutputs:
     ) -> None:
         """Nothing is written before `open`; `scores` and `timer` are fed by `log`.
 
-        ValueError where `config` asks for a package that is missing.
+        ValueError if `config` asks for a package that is missing.
         """
         check_wandb(config)
         self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
@@ -152,7 +152,7 @@ class RunOutputs:
         return self.can_save and time.perf_counter() >= self.policy_retry_at
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
-        """Write the checkpoint `state` to the file `name`; False where the disk refuses."""
+        """Write the checkpoint `state` to the file `name`; False if the disk refuses."""
         self._attempt(self.logger.write)  # rows that wait: the checkpoint counts them
         saved = self._attempt(lambda: save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST))
         if not saved:
@@ -160,7 +160,7 @@ class RunOutputs:
         return saved
 
     def keep_policy(self, state: dict[str, Any]) -> bool:
-        """Write the policy `state` to `policies/`; False where the disk refuses."""
+        """Write the policy `state` to `policies/`; False if the disk refuses."""
         kept = self._attempt(lambda: keep_policy(self.run_dir, state))
         if not kept:
             self.policy_retry_at = time.perf_counter() + DISK_RETRY

@@ -24,7 +24,7 @@ PER_SESSION = ("run_dir", "resume", "stop_after")  # settings of one session, wh
 def save_policy(path: Path, state: dict[str, Any], half: bool = False) -> None:
     """Write a policy file: the part of the checkpoint `state` that is needed to act.
 
-    `half`: parameters as float16; ValueError where one is too large for it. OSError where the disk refuses, which
+    `half`: parameters as float16; ValueError if one is too large for it. OSError if the disk refuses, which
     leaves an old file untouched.
     """
     policy = {name: state[name] for name in POLICY if name in state}
@@ -41,13 +41,13 @@ def policy_config(state: dict[str, Any]) -> str:
 
 
 def keep_policy(run_dir: Path, state: dict[str, Any]) -> None:
-    """Write `state` to `policies/` of the run, in a file named by its env_steps; OSError where the disk refuses."""
+    """Write `state` to `policies/` of the run, in a file named by its env_steps; OSError if the disk refuses."""
     (run_dir / POLICIES).mkdir(exist_ok=True)
     save_policy(run_dir / POLICIES / f"{state['env_steps']:09}.pt", state)
 
 
 def kept_policies(run_dir: Path) -> dict[int, Path]:
-    """The policy files that a run has kept, by their env_steps in rising order; OSError where they cannot be listed."""
+    """The policy files that a run has kept, by their env_steps in rising order; OSError if they cannot be listed."""
     folder = run_dir / POLICIES
     paths = list(folder.iterdir()) if folder.is_dir() else []
     return dict(sorted((int(name[1]), path) for path in paths if (name := KEPT.fullmatch(path.name))))

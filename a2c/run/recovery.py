@@ -31,7 +31,7 @@ class Recovery:
     def restart(self, error: WorkerError) -> None:
         """Go back to the state in memory and start new workers, as a resumed run does.
 
-        Starts none where the run has been asked to stop: what stops it may have killed its workers too.
+        Starts none if the run has been asked to stop: what stops it may have killed its workers too.
         Raises WorkerError, with the state saved, after too many attempts without progress.
         """
         while True:

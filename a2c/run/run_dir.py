@@ -30,7 +30,7 @@ LEFTOVERS = {LOCK, *STARTED, *(name + TEMPORARY for name in (*STARTED, "latest.p
 
 
 def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
-    """The directory of a resumed run, else a new or empty one; ValueError where it holds other files.
+    """The directory of a resumed run, else a new or empty one; ValueError if it holds other files.
 
     `again`: torchrun has started the run again after a failure; where there is a checkpoint, it is resumed.
     """
@@ -61,7 +61,7 @@ def times_restarted() -> int:
 
 
 def _started_again(config: Config, again: bool) -> Config:
-    """The config that continues a run which torchrun has started again; ValueError where it could not be found then."""
+    """The config that continues a run which torchrun has started again; ValueError if it could not be found then."""
     if config.resume is not None or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         return config
     if config.run_dir is None:
@@ -72,7 +72,7 @@ def _started_again(config: Config, again: bool) -> Config:
 
 
 def saved_config(run_dir: str | Path) -> Config:
-    """The settings with which the run in `run_dir` can be resumed; ValueError where its config.json cannot be read."""
+    """The settings with which the run in `run_dir` can be resumed; ValueError if its config.json cannot be read."""
     where = str(run_dir)
     try:
         text = read_small(Path(os.path.expanduser(run_dir)) / "config.json")
@@ -113,7 +113,7 @@ class RunLock:
     def take(self) -> None:
         """Make the directory, take its lock, remove half-written files of a killed process.
 
-        ValueError where another process holds the lock, where the directory cannot be written, or where a link is in
+        ValueError if another process holds the lock, the directory cannot be written, or a link is in
         the way.
         """
         try:
@@ -127,7 +127,7 @@ class RunLock:
     def keep(self) -> None:
         """Make the directory and its lock again where they have been removed.
 
-        InUse where another process has taken the lock meanwhile, OSError where the disk refuses.
+        InUse if another process has taken the lock meanwhile, OSError if the disk refuses.
         """
         with suppress(FileNotFoundError):
             if self._file is not None and os.path.samestat(self._file, os.stat(self.run_dir / LOCK)):
@@ -170,7 +170,7 @@ class RunLock:
             self._lock.acquire(timeout=0)
 
     def _remove_stale(self) -> bool:
-        """Remove the lock file of a dead process; False where its owner may be alive.
+        """Remove the lock file of a dead process; False if its owner may be alive.
 
         Another process may have removed it and taken the lock since it was read, so it is renamed and read again.
         """
@@ -187,7 +187,7 @@ class RunLock:
 
 
 def _has_locks(directory: Path) -> bool:
-    """False for a directory on a file system without locks; True where no file can be made to find out."""
+    """False for a directory on a file system without locks; True if no file can be made to find out."""
     try:
         with tempfile.TemporaryFile(prefix=f"{LOCK}.", dir=directory) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

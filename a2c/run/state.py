@@ -55,7 +55,7 @@ class RunState:
     def load(self, path: Path, checkpoint: dict[str, Any]) -> None:
         """Continue from the `checkpoint` at `path`; its running episodes are restored by `start`.
 
-        CheckpointError where its content is damaged.
+        CheckpointError if its content is damaged.
         """
         self.path = path
         with raising_checkpoint_error(path):
@@ -65,14 +65,14 @@ class RunState:
             self.saved_best, self.seconds_before = float(checkpoint["saved_best"]), float(checkpoint["seconds"])
 
     def _own_part(self, algorithm: dict[str, Any]) -> dict[str, Any] | None:
-        """What this rank saved of the algorithm's state; None where there were more or fewer ranks."""
+        """What this rank saved of the algorithm's state; None if there were more or fewer ranks."""
         parts = algorithm.get("ranks", [algorithm])
         return parts[self.ranks.rank] if len(parts) == self.ranks.size else None
 
     def start(self) -> bool:
-        """Start the algorithm and the clock; True where the running episodes of a loaded checkpoint continue.
+        """Start the algorithm and the clock; True if the running episodes of a loaded checkpoint continue.
 
-        CheckpointError where these episodes are damaged.
+        CheckpointError if these episodes are damaged.
         """
         continued = False
         if self.path is None:
@@ -108,12 +108,12 @@ class RunState:
         return all(self.ranks.on_every_rank(lambda: self.algorithm.load_state_dict(episodes) if episodes else False))
 
     def restart(self) -> bool:
-        """Start the algorithm at the copy in memory, after `restore`; True where the episodes in it continue."""
+        """Start the algorithm at the copy in memory, after `restore`; True if the episodes in it continue."""
         self.algorithm.start(new_run=False)
         return self._continue(copy.deepcopy(self.in_memory["algorithm"]))
 
     def snapshot(self) -> dict[str, Any]:
-        """Copy the state into memory and return it. FloatingPointError where a parameter is NaN or infinite."""
+        """Copy the state into memory and return it. FloatingPointError if a parameter is NaN or infinite."""
         state = {
             **self._origin(),
             **self.learner.state_dict(),
@@ -151,7 +151,7 @@ class RunState:
     def save_last(self, outputs: RunOutputs) -> None:
         """Write the checkpoint that ends a run, where it is missing, and a policy file that is due.
 
-        OSError where the disk refuses for too long.
+        OSError if the disk refuses for too long.
         """
         end = time.perf_counter() + DISK_PATIENCE
         while True:
@@ -168,7 +168,7 @@ class RunState:
     def keep_policy(self, outputs: RunOutputs) -> bool:
         """Write a policy file at the first call at or after a multiple of `keep_policy_every` (or `eval_every`).
 
-        False where one is due that the disk refuses. FloatingPointError where a parameter is NaN or infinite.
+        False if one is due that the disk refuses. FloatingPointError if a parameter is NaN or infinite.
         """
         every = self.config.keep_policy_every or self.config.eval_every
         if not every or self.env_steps // every == self.kept_at // every:
@@ -184,7 +184,7 @@ class RunState:
         return True
 
     def save(self, outputs: RunOutputs) -> bool:
-        """Write latest.pt, and best.pt where the policy is better than the one in it; False where the disk refuses."""
+        """Write latest.pt, and best.pt where the policy is better than the one in it; False if the disk refuses."""
         state = self.in_memory if self.in_memory["env_steps"] == self.env_steps else self.snapshot()
         parts = self.ranks.gather(state["algorithm"])
         state = {**state, "algorithm": {"ranks": parts} if len(parts) > 1 else state["algorithm"]}
@@ -201,6 +201,6 @@ class RunState:
 
 
 def check_finite(network: dict[str, Tensor]) -> None:
-    """FloatingPointError where a network's state holds NaN or infinity."""
+    """FloatingPointError if a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")

@@ -94,7 +94,7 @@ class Trainer:
     def resume(
         cls, run_dir: str | Path, *, network: NetworkFn | None = None, env_fn: EnvFn | None = None, **settings: Any
     ) -> Trainer:
-        """Continue the run in `run_dir` with its own settings, changed by `settings`; ValueError where it cannot be."""
+        """Continue the run in `run_dir` with its own settings, changed by `settings`; ValueError if it cannot be."""
         config = replace(saved_config(run_dir), resume=Path(run_dir), **settings)
         return cls(config, network=network, env_fn=env_fn)
 
@@ -164,7 +164,7 @@ class Trainer:
                 raise
 
     def _begin(self) -> bool:
-        """Start workers and outputs; False where nothing is left to do, or where a signal ended starting workers."""
+        """Start workers and outputs; False if nothing is left to do, or a signal ended starting workers."""
         self.claim()
         if self.resumed and not self._agree_to_stop() and (reason := self.stop_reason()):
             self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
@@ -183,7 +183,7 @@ class Trainer:
         return True
 
     def _step(self) -> bool:
-        """Collect and learn; False where there is a reason to stop: the last row and checkpoint are written then."""
+        """Collect and learn; False if there is a reason to stop: the last row and checkpoint are written then."""
         self.episodes = []
         self._agree_to_stop()
         try:
@@ -221,7 +221,7 @@ class Trainer:
         return stop_reason(self.config, self.learner.env_steps, self.scores, self.agreed)
 
     def claim(self) -> None:
-        """Make the run directory and keep other processes out; ValueError where that is impossible."""
+        """Make the run directory and keep other processes out; ValueError if that is impossible."""
         self.ranks.on_rank_0(self.lock.take)
 
     def start(self) -> None:

@@ -39,7 +39,7 @@ class Agent:
 
         `starts`, or `[N]` of them: the observation begins an episode, which matters to a recurrent policy alone. A
         first call, or one with another N, begins episodes anyway. Raises ValueError for observations or starts of
-        another shape and for pixels that are not uint8, FloatingPointError where the network's outputs are NaN or
+        another shape and for pixels that are not uint8, FloatingPointError if the network's outputs are NaN or
         infinite.
         """
         obs, one = np.array(obs), np.ndim(obs) == len(self.obs_shape)  # a copy: it may not be writable
@@ -58,7 +58,7 @@ class Agent:
         return int(actions[0]) if one else actions
 
     def make_env(self, seed: int = 0, render_mode: str | None = None) -> gym.Env:
-        """One environment with the preprocessing of the training; ValueError where it cannot be made here."""
+        """One environment with the preprocessing of the training; ValueError if it cannot be made here."""
         return make_env(self.config, self.spec, seed, render_mode)
 
 

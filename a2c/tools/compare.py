@@ -19,7 +19,7 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
 
     `train` starts one training, given flags; `command` is the command line, for about.json. Returns 0; 1 where a run
     has failed, which counts as a miss unless it had reached the target; 128 + the number of the signal that stopped it.
-    ValueError before anything starts where a run cannot be made, `out` holds another run in its place, or is in use.
+    ValueError before anything starts if a run cannot be made, `out` holds another run in its place, or is in use.
     """
     with opened(out, runs, command, jobs) as runs:
         work = Jobs(out, train)

@@ -172,7 +172,7 @@ def play(
     Actions are sampled from the policy, as in training, or the most likely ones (`greedy`).
     `threads`: compute threads, 0 for one per core; `watch` is called after each decision of the environments.
     A lost life does not end an episode, rewards are not clipped. Raises what `load_policy` raises, ValueError for
-    bad arguments, WorkerError for an environment that fails, FloatingPointError where the policy's outputs are NaN or
+    bad arguments, WorkerError for an environment that fails, FloatingPointError if the policy's outputs are NaN or
     infinite.
     """
     if episodes < 1:

@@ -27,7 +27,7 @@ def export(
     `out` ends in `.pt`, a policy file (`a2c.run.policies`), or in `.onnx`, a model for other runtimes
     (`a2c.tools.onnx_model`). `half`, for `.pt`: with parameters as float16. `network` and `env_fn`: what the `Trainer`
     was given. Raises ValueError for another ending, a
-    file that exists, a missing directory or package, or a parameter that is too large for float16, OSError where the
+    file that exists, a missing directory or package, or a parameter that is too large for float16, OSError if the
     file cannot be written, and what `load_policy` and `onnx_model` raise.
     """
     out = Path(out)

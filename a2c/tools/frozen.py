@@ -40,7 +40,7 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
 
     Begins with the first that took part in a training episode at the target (see `first_candidate`), and always plays
     the last. A row of evaluations.csv is written after each, so that a call continues where another was stopped.
-    Raises what `evaluate` raises, and OSError where the disk refuses.
+    Raises what `evaluate` raises, and OSError if the disk refuses.
     """
     means = evaluated(run_dir)
     policies = {steps: str(path.relative_to(run_dir)) for steps, path in kept_policies(run_dir).items()}
@@ -75,7 +75,7 @@ class Evaluations:
     """Evaluates the policies that a run keeps meanwhile, and writes a row of evaluations.csv for each.
 
     `every`: env_steps between two of them; `after`: the run starts or continues at these env_steps, and rows after
-    them are dropped, or OSError where the disk refuses that. Later, rows wait for a disk that refuses them.
+    them are dropped, or OSError if the disk refuses that. Later, rows wait for a disk that refuses them.
     """
 
     def __init__(self, run_dir: Path, every: int, episodes: int, after: int) -> None:
@@ -84,9 +84,9 @@ class Evaluations:
         self.last = max(evaluated(run_dir), default=0)  # env_steps of the last policy that was tried
 
     def evaluate_newest(self) -> bool:
-        """Evaluate the newest policy that is due; older ones are left out. False where there is none.
+        """Evaluate the newest policy that is due; older ones are left out. False if there is none.
 
-        One that cannot be played is left out, too: the run may have removed it to go back. ValueError where this
+        One that cannot be played is left out, too: the run may have removed it to go back. ValueError if this
         process does not know its environment.
         """
         steps, path = max(kept_policies(self.run_dir).items(), default=(0, None))

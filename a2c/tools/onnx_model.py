@@ -53,8 +53,8 @@ def has_onnx() -> bool:
 def onnx_model(config: Config, net: nn.Module, state: Mapping[str, Any]) -> bytes:
     """The content of an ONNX file with the network `net` of the checkpoint `state`, as `load_policy` returns them.
 
-    It has been compared with torch on random observations and on those of an episode. Raises FloatingPointError where a
-    difference is beyond TOLERANCE, WorkerError where the environment fails. `net` cannot be trained any more.
+    It has been compared with torch on random observations and on those of an episode. Raises FloatingPointError if a
+    difference is beyond TOLERANCE, WorkerError if the environment fails. `net` cannot be trained any more.
     """
     module = _Recurrent(net) if getattr(net, "rnn_state_size", 0) else _Feedforward(net)
     with raising_worker_error(ValueError), closing(make_env(config, checked_spec(config), config.seed)) as env:
@@ -178,7 +178,7 @@ def _without_notes() -> Iterator[None]:
 
 
 def _compare(module: _Feedforward, content: bytes, calls: Sequence[tuple[Tensor, ...]]) -> None:
-    """FloatingPointError where onnxruntime and torch differ by more than TOLERANCE in any output of `calls`."""
+    """FloatingPointError if onnxruntime and torch differ by more than TOLERANCE in any output of `calls`."""
     from onnxruntime import InferenceSession
 
     session = InferenceSession(content, providers=["CPUExecutionProvider"])

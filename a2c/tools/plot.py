@@ -69,7 +69,7 @@ def plot(
     A path is a run directory, or one that holds run directories, such as that of a comparison. Runs with the same
     settings but for the seed are one group: a line for their median, or interquartile mean (`iqm`), and a band from
     the lowest to the highest, or the line's 95 % interval (`interval`). Raises ValueError for a bad argument and for a
-    run without a value of `metric`, OSError where a file cannot be read or written.
+    run without a value of `metric`, OSError if a file cannot be read or written.
     """
     check_choice("metric", metric, tuple(METRICS))
     check_out(out, KINDS)

@@ -33,7 +33,7 @@ class Series(NamedTuple):
 def read_series(run_dir: Path, metric: str = SCORE) -> Series:
     """A column of a run's metrics.csv, or, for the default, the mean of the last 100 episodes at each of them.
 
-    Empty where there is no file. OSError or ValueError where it cannot be read or has no such column.
+    Empty if there is no file. OSError or ValueError if it cannot be read or has no such column.
     """
     try:
         if metric == SCORE:
@@ -63,7 +63,7 @@ def frames_per_decision(env: object) -> int:
 
 
 def read_columns(path: Path, columns: Iterable[str]) -> dict[str, np.ndarray]:
-    """Those of the named columns that a table has, as `read_table` returns them; none where there is no file."""
+    """Those of the named columns that a table has, as `read_table` returns them; none if there is no file."""
     try:
         with open(path, encoding="ascii", errors="replace", opener=open_regular) as file:
             names = file.readline(BLOCK).strip().split(",")

@@ -68,7 +68,7 @@ def record_video(
 
     `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or package, bad arguments, or an environment that is unknown here or cannot be rendered,
-    OSError where the video cannot be written, WorkerError for an environment that fails, FloatingPointError where the
+    OSError if the video cannot be written, WorkerError for an environment that fails, FloatingPointError if the
     policy's outputs are NaN or infinite, and CheckpointError (a ValueError) for a checkpoint that cannot be used.
     """
     out = Path(out)
@@ -140,7 +140,7 @@ class Recorder:
         self.episodes: list[RecordedEpisode] = []
 
     def check(self) -> float:
-        """Pictures per second. ValueError where the environment cannot be rendered, WorkerError where it fails."""
+        """Pictures per second. ValueError if the environment cannot be rendered, WorkerError if it fails."""
         with self._env(self.config.seed, render=True) as env:
             env.check(self._env_seed(self.config.seed))
             return EMULATOR_FPS / FRAME_SKIP if is_atari(self.spec) else env.metadata.get("render_fps") or 30

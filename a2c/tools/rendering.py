@@ -83,7 +83,7 @@ class RenderedEpisode(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
     def check(self, seed: int) -> None:
-        """ValueError where the environment cannot be rendered here, WorkerError where it fails."""
+        """ValueError if the environment cannot be rendered here, WorkerError if it fails."""
         name, modes = self.env.spec and self.env.spec.id, self.env.metadata.get("render_modes")
         with raising_worker_error():
             self.env.reset(seed=seed)

@@ -46,7 +46,7 @@ VIDEOS = {  # name of a file in the run directory: its type, and where in it sta
 
 
 class Video(NamedTuple):
-    """A video in a run directory; `source` is a data URI, empty where the video is too large."""
+    """A video in a run directory; `source` is a data URI, empty if the video is too large."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ def write_report(run_dir: Path, out: Path) -> int:
     """Write the report of a run to the HTML file `out`, and return its size in bytes.
 
     Raises ValueError for a directory that holds no run, for an `out` that cannot be, for damaged files, and without
-    the extra `report`; OSError where a file cannot be read or written.
+    the extra `report`; OSError if a file cannot be read or written.
     """
     check_out(out, [".html"])
     check_run(run_dir)

@@ -56,7 +56,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
 
 
 def check_run(run_dir: Path) -> None:
-    """ValueError where `run_dir` is not the directory of a run."""
+    """ValueError if `run_dir` is not the directory of a run."""
     if not run_dir.is_dir():
         raise ValueError(f"run_dir must be a directory that exists, got {str(run_dir)!r}")
     if not any((run_dir / name).is_file() for name in RUN_FILES):
@@ -93,7 +93,7 @@ def _series(table: Table, names: tuple[str, ...]) -> dict[str, list[float | None
 
 
 def _rounded(value: float) -> float | None:
-    """Six digits, and all of a whole number; None where JSON has no such number."""
+    """Six digits, and all of a whole number; None if JSON has no such number."""
     if not np.isfinite(value):
         return None
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")

@@ -57,7 +57,7 @@ def resolved(runs: Sequence[Run]) -> list[Run]:
 
 
 def check_runs(out: Path, runs: Sequence[Run]) -> None:
-    """ValueError where a run that `out` holds already has other settings than in `runs`, or where a file or link is in
+    """ValueError if a run that `out` holds already has other settings than in `runs`, or if a file or link is in
     the way.
 
     The runs are `resolved`.

@@ -39,7 +39,7 @@ FIGURES = (  # of a run; speeds are means over the whole run, without the start 
 def row_of(out: Path, run: Run, exit_status: int) -> Row:
     """The row of a run in compare.csv; what a run that failed never wrote is empty.
 
-    OSError or ValueError where the tables of a run that has not failed cannot be read.
+    OSError or ValueError if the tables of a run that has not failed cannot be read.
     """
     empty: Row = {"setting": run.setting, **run.varied, "seed": run.config.seed, **dict.fromkeys(FIGURES, "")}
     try:
@@ -72,7 +72,7 @@ def _figures(run_dir: Path, target: float | None) -> Row:
 
 
 def _last_row(path: Path) -> dict[str, float]:
-    """env_steps, seconds and updates of a whole run; ValueError where no row of the table has all three."""
+    """env_steps, seconds and updates of a whole run; ValueError if no row of the table has all three."""
     table = finite_rows(read_table(path, ("env_steps", "seconds", "updates")))
     good = np.flatnonzero(np.all([values > 0 for values in table.values()], axis=0))
     if not len(good):
@@ -84,7 +84,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
     """A row per setting, over all its seeds; `rows` are those of the `runs`.
 
     A run that missed its target, failures included, took longer than any other: infinitely many decisions. One that
-    has no mean of 100 episodes is worse than any other. Figures of a target are empty where there is none, those of
+    has no mean of 100 episodes is worse than any other. Figures of a target are empty if there is none, those of
     frozen policies also where none were kept.
     """
     return [
@@ -178,7 +178,7 @@ def print_table(summaries: Sequence[Row]) -> None:
 
 
 def show_score(score: float | str) -> str:
-    """A score of a row; a dash where it is empty."""
+    """A score of a row; a dash if it is empty."""
     return format_score(np.nan if isinstance(score, str) else score)
 
 

@@ -130,7 +130,7 @@ def _standing(out: Path, runs: Sequence[Run]) -> tuple[float, ...]:
 def _figures(run_dir: Path, run: Run) -> tuple[float, float]:
     """Decisions to the target, and minus the mean of the last (up to) 100 episodes, at the run's stop.
 
-    Infinite where there is none, also for a run that has failed. No run has to have finished 100 episodes: where good
+    Infinite if there is none, also for a run that has failed. No run has to have finished 100 episodes: where good
     ones are long, that would favour the poor settings.
     """
     try:

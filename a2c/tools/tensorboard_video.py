@@ -13,7 +13,7 @@ FOLDER = Path("tensorboard", "video")  # apart from the run's own files: TensorB
 
 
 def check_gif(out: Path) -> None:
-    """ValueError where `out` is not the name of a video that TensorBoard shows."""
+    """ValueError if `out` is not the name of a video that TensorBoard shows."""
     if out.suffix != ".gif":
         raise ValueError(f"out must end in .gif with tensorboard, got {str(out)!r}")
 
@@ -21,7 +21,7 @@ def check_gif(out: Path) -> None:
 def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
     """Add the video `gif` to the events of a run, at the decisions that its policy was trained for.
 
-    Returns the directory of the events. Raises OSError where they cannot be written, and what `load_policy` raises.
+    Returns the directory of the events. Raises OSError if they cannot be written, and what `load_policy` raises.
     """
     folder = (run_dir.parent if run_dir.is_file() else run_dir) / FOLDER
     _, _, state = load_policy(run_dir, checkpoint)

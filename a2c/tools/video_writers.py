@@ -22,7 +22,7 @@ H264 = {"crf": "18", "preset": "medium"}  # nearly without loss
 
 
 def check_writer(out: Path) -> None:
-    """ValueError where no video can be written to a file with this name."""
+    """ValueError if no video can be written to a file with this name."""
     if out.suffix not in WRITERS:
         raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
     if out.suffix == ".mp4" and find_spec("av") is None:
@@ -33,7 +33,7 @@ def check_writer(out: Path) -> None:
 def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
     """Write `pictures` (`[H, W, 3]` RGB, at least one, all of one size), `fps` of them a second.
 
-    The name ends as `check_writer` demands. OSError where the disk refuses.
+    The name ends as `check_writer` demands. OSError if the disk refuses.
     """
     WRITERS[path.suffix](path, pictures, fps)
 

@@ -16,12 +16,12 @@ from torch import nn
 from toys import NO_DEFAULTS, spaces
 
 from a2c.algorithms.a2c import A2C
-from a2c.algorithms.base import TrainingStats, merge_ranks
+from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.compute.compute import Compute
 from a2c.compute.ranks import Ranks, check_shareable
 from a2c.config.config import Config
 from a2c.envs.make import run_seeds
-from a2c.envs.vector_env import Episode
+from a2c.envs.vector_env import Episode, in_order
 from a2c.learner import Learner
 from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
@@ -276,12 +276,12 @@ def test_ranks_follow_a_signal_to_one_of_them_at_the_same_step():
 
 
 def test_episodes_of_all_ranks_come_in_the_order_in_which_they_ended():
-    def stats(*envs):
-        episodes = [Episode(env, float(env), 7) for env in envs]
-        return TrainingStats(10, episodes, {"env": 1.0 + len(envs), "act": 2.0, "learn": 0.0})
+    def stats(*ended):
+        episodes = [Episode(env, float(env), 7, t) for t, env in ended]
+        return TrainingStats(10, episodes, {"env": 1.0 + len(ended), "act": 2.0, "learn": 0.0})
 
-    merged = merge_ranks([(stats(2, 0), [1, 4]), (stats(1), [1]), (stats(), [])])
-    assert merged.env_steps == 30 and [episode.env for episode in merged.episodes] == [1, 2, 0]
+    merged = merge_stats([stats((1, 2), (4, 0)), stats((1, 1)), stats()], workers=3)
+    assert merged.env_steps == 30 and [episode.env for episode in in_order(merged.episodes)] == [1, 2, 0]
     assert merged.seconds == pytest.approx({"env": 2.0, "act": 2.0, "learn": 0.0})
 
 

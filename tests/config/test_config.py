@@ -156,8 +156,14 @@ def test_from_preset_changes_exactly_what_the_preset_says(name):
     config = Config.from_preset(name)
     assert config.preset == name
     changed = {field for field in FIELDS if getattr(config, field) != getattr(Config(), field)} - {"preset"}
-    assert changed <= set(PRESETS[name])
+    assert changed == set(PRESETS[name])
     assert {field: getattr(config, field) for field in PRESETS[name]} == PRESETS[name]
+
+
+@pytest.mark.parametrize("settings", [{"preset": "atari"}, {"preset": "atari", "total_env_steps": 2_000_000}])
+def test_config_refuses_a_preset_that_it_does_not_hold(settings):
+    with pytest.raises(ValueError, match=r"preset must be resolved by Config.from_preset\('atari'\), got none"):
+        Config(**settings)
 
 
 def test_from_preset_suggests_names_for_an_unknown_one():

@@ -77,6 +77,11 @@ def test_make_envs_refuses_continuous_actions(backend):
         make_envs(Config(env="MountainCarContinuous-v0", backend=backend, num_envs=2))
 
 
+def test_make_envs_refuses_another_number_of_seeds_than_of_environments():
+    with pytest.raises(ValueError, match=r"seeds must have one entry per environment \(4\), got 2"):
+        make_envs(Config(env="CartPole-v1", num_envs=4), [1, 2])
+
+
 def test_make_envs_closes_an_environment_that_it_refuses(monkeypatch):
     closed = []
     monkeypatch.setattr(Continuous_MountainCarEnv, "close", lambda self: closed.append(self))
