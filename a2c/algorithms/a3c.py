@@ -85,7 +85,7 @@ class A3C:
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[OPTIMIZER_IMPORT])
         self.workers.await_all()
         learner.sync(statistics)
-        counters.limit.fill_(min(config.total_env_steps, config.stop_after or config.total_env_steps))
+        counters.limit.fill_(config.session_end)
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """False: running episodes cannot be saved, so every environment starts a new one."""

@@ -153,6 +153,7 @@ def _finite(value: Any) -> Any:
 def _record(options: RecordVideo) -> int:
     """Record episodes and print their scores; on a terminal, a bar meanwhile."""
     from a2c.metrics.console import episode_bar
+    from a2c.tools.load import checkpoint_path
     from a2c.tools.record_video import describe, record_video
 
     folder = options.run_dir.parent if options.run_dir.is_file() else options.run_dir
@@ -160,7 +161,8 @@ def _record(options: RecordVideo) -> int:
     if options.tensorboard:
         from a2c.tools.tensorboard_video import check_gif, log_video
 
-        check_gif(out)
+        check_gif(out, options.run_dir)
+    path = checkpoint_path(options.run_dir, options.checkpoint)
     with episode_bar(max(options.episodes, options.best_of)) as watch:
         episodes = record_video(
             options.run_dir,
@@ -174,7 +176,7 @@ def _record(options: RecordVideo) -> int:
             overlay=options.overlay,
             watch=watch,
         )
-    print(f"{out}: {describe(episodes, str(options.run_dir), options.best_of)}")
+    print(f"{out}: {describe(episodes, str(path), options.best_of)}")
     if options.tensorboard:
         print(f"{log_video(options.run_dir, out, options.checkpoint)}: the video, for TensorBoard")
     return 0
@@ -183,10 +185,12 @@ def _record(options: RecordVideo) -> int:
 def _export(options: Export) -> int:
     """Write a policy file or an ONNX model and print its size."""
     from a2c.tools.export import export
+    from a2c.tools.load import checkpoint_path
 
+    path = checkpoint_path(options.run_dir, options.checkpoint)
     env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
     size = options.out.stat().st_size
-    print(f"{options.out}: policy of {options.run_dir} after {env_steps:,} env_steps, {size / 1e3:,.0f} kB")
+    print(f"{options.out}: policy of {path} after {env_steps:,} env_steps, {size / 1e3:,.0f} kB")
     return 0
 
 
@@ -201,6 +205,8 @@ def _plot(options: Plot) -> int:
     if left_out := [str(run_dir) for run_dir in plotted.left_out]:
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         print(f"left out, no value yet: {', '.join(left_out[:3])}{more}")
+    if repeated := [str(run_dir) for run_dir in plotted.repeated]:
+        print(f"the settings and seed of another run, so the band is too narrow: {', '.join(repeated)}")
     return 0
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from a2c.cli.options import COMMANDS, Compare, Options
+from a2c.cli.options import COMMANDS, Compare, Options, Plot
 from a2c.config.config import Config
 from a2c.config.validation import check_choice
 
@@ -69,7 +71,7 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     else:  # those of train are read later
         mistyped = [word for word in unknown if word.startswith("--") and word.split("=")[0] not in _flags(Config)]
         refuse_unknown([word for word in mistyped if _near(word.split("=")[0], type(options), 0.75)], type(options))
-    return (_with_full_id(options) if isinstance(options, Config) else options), unknown
+    return (_with_full_id(options) if isinstance(options, Config) else _with_home(options)), unknown
 
 
 def _full_help(prog: str, args: Sequence[str], defaults: Config) -> list[str]:
@@ -112,6 +114,16 @@ def _with_full_id(config: Config) -> Config:
     return replace(config, env=find_spec(config.env).id)  # ValueError before torch is imported
 
 
+def _with_home(options: Options) -> Options:
+    """`options` with the home directory for ~ in paths: a shell leaves the one in `--out=~/video.gif`."""
+    for name, value in vars(options).items():
+        if isinstance(value, Path):
+            options = replace(options, **{name: Path(os.path.expanduser(value))})  # type: ignore[arg-type]
+    if isinstance(options, Plot):
+        return replace(options, runs=tuple(Path(os.path.expanduser(path)) for path in options.runs))
+    return options
+
+
 def value_of(args: Sequence[str], flag: str) -> str | None:
     """The value that `args` give to `flag`, before the other flags are read."""
     value = None
@@ -131,7 +143,8 @@ def refuse_unknown(unknown: Sequence[str], kind: type[Options]) -> None:
     near = _near(first, kind)
     hint = f"; did you mean {near[0]}?" if near else ""
     if first.lower() in ("true", "false"):
-        hint = "; a switch takes no value: --normalize-obs or --no-normalize-obs, for example"
+        switch = next(field.name for field in fields(kind) if isinstance(field.default, bool)).replace("_", "-")
+        hint = f"; a switch takes no value: --{switch} or --no-{switch}, for example"
     raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
 
 

@@ -19,6 +19,7 @@ PER_RUN = {
     "run_dir": "out holds all runs",
     "resume": "the same command continues a comparison",
     "eval_every": "with keep_policy_every, policies are evaluated after each run",
+    "eval_episodes": "kept policies play 30 episodes",
 }
 SWITCHES = {field.name for field in dataclasses.fields(Config) if isinstance(field.default, bool)}
 MOST = 100_000  # seeds in a range
@@ -58,8 +59,10 @@ def parse_seeds(texts: Sequence[str]) -> list[int]:
     for part in " ".join(texts).replace(",", " ").split():
         ends = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part)
         low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
-        if not 0 <= high - low < MOST:
+        if high < low:
             raise ValueError(f"seeds must be numbers or rising ranges such as 0..4, got {part!r}")
+        if high - low >= MOST:
+            raise ValueError(f"seeds must be at most {MOST:,}, got {part!r}")
         seeds += range(low, high + 1)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be one or more different values, got {' '.join(texts)!r}")

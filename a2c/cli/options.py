@@ -20,7 +20,7 @@ class Evaluate:
     episodes: int = 30
     """Number of episodes (count)."""
     checkpoint: str | None = None
-    """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
+    """Checkpoint: best.pt, latest.pt, policies/... of the run, or ./another file (path; None = best.pt if there)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -40,7 +40,7 @@ class RecordVideo:
     out: Path | None = None
     """File to write, .webp, .gif or, with the extra a2c[video], .mp4 (path; None = episode.webp in that directory)."""
     checkpoint: str | None = None
-    """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
+    """Checkpoint: best.pt, latest.pt, policies/... of the run, or ./another file (path; None = best.pt if there)."""
     greedy: bool = False
     """Take the most likely action instead of sampling from the policy."""
     seed: int = 10_000
@@ -66,7 +66,7 @@ class Export:
     out: Annotated[Path, tyro.conf.Positional]
     """New file to write, .pt or .onnx (path)."""
     checkpoint: str | None = None
-    """Checkpoint: best.pt, latest.pt, policies/... of the run, or a file elsewhere (path; None = best.pt if there)."""
+    """Checkpoint: best.pt, latest.pt, policies/... of the run, or ./another file (path; None = best.pt if there)."""
     half: bool = False
     """Store parameters of a .pt file as float16, in half the space; they are loaded as float32."""
 

@@ -173,6 +173,11 @@ class Config:
         most = self.num_envs * (self.rollout_steps if self.shuffle and self.network != "lstm" else 1)
         object.__setattr__(self, "num_minibatches", min(self.num_minibatches, most))
 
+    @property
+    def session_end(self) -> int:
+        """Decisions at which training stops, unless the target or a signal ends it before."""
+        return min(self.total_env_steps, self.stop_after or self.total_env_steps)
+
     def to_json(self) -> str:
         """All settings as JSON text, which `from_json` reads back."""
         values = dataclasses.asdict(self)

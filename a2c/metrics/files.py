@@ -26,8 +26,7 @@ SMALL = 1 << 20  # largest size of a settings file in bytes
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write `path` so that a reader sees the old file or the new one, never a part of one.
 
-    A link at `path` is replaced, not followed. Raises OSError if the disk refuses, and then leaves the old file
-    untouched.
+    A link at `path` is replaced, not followed. OSError if the disk refuses; the old file is untouched then.
     """
     _write_atomically(path, [content])
 
@@ -73,7 +72,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_out(out: Path, endings: Sequence[str]) -> None:
-    """ValueError if `out` has none of the `endings`, or lies in a directory that does not exist."""
+    """ValueError if `out` is a directory, has none of the `endings`, or lies in a directory that does not exist."""
+    if out.is_dir():
+        raise ValueError(f"out must be a file, got the directory {str(out)!r}")
     if out.suffix not in endings:
         raise ValueError(f"out must end in {' or '.join(endings)}, got {str(out)!r}")
     if not out.parent.is_dir():

@@ -34,7 +34,7 @@ class ScoreWindow:
     @property
     def mean(self) -> float:
         """Mean score of the last 100 episodes (of fewer at first, NaN without any)."""
-        return sum(self.last) / len(self.last) if self.last else math.nan
+        return math.fsum(self.last) / len(self.last) if self.last else math.nan
 
     @property
     def last_score(self) -> float:

@@ -41,9 +41,9 @@ class Panel:
         self.means = [(steps, mean) for steps, mean in self.means if steps <= env_steps]
 
     def seconds_left(self, env_steps: int, row: dict[str, float]) -> float:
-        """Seconds from `env_steps` to the end of the budget at the speed of `row`; NaN if it has none."""
+        """Seconds from `env_steps` to the end of the session at the speed of `row`; NaN if it has none."""
         speed = row.get("speed")
-        return (self.config.total_env_steps - env_steps) / speed if speed else math.nan
+        return (self.config.session_end - env_steps) / speed if speed else math.nan
 
     def speeds(self, row: dict[str, float]) -> tuple[str, str]:
         """Decisions and emulator frames per second, as text."""

@@ -44,7 +44,11 @@ def finite_rows(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
-    """Mean of the last `window` scores at each episode (of fewer at the start)."""
+    """Mean of the last `window` scores at each episode (of fewer at the start), the same bits as `ScoreWindow.mean`."""
+    if not (np.round(scores) == scores).all() or np.abs(scores).sum() > 2**53:  # differences of sums are not exact
+        values = scores.tolist()
+        parts = (values[max(0, end - window) : end] for end in range(1, len(values) + 1))
+        return np.array([math.fsum(part) / len(part) for part in parts])
     sums = np.cumsum(np.insert(scores, 0, 0.0))
     ends = np.arange(1, len(scores) + 1)
     begins = np.maximum(ends - window, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from a2c.run.about import comparison_facts, write_about
 from a2c.run.run_dir import RunLock
 from a2c.tools.compare_plot import draw
-from a2c.tools.jobs import Jobs, last_line
+from a2c.tools.jobs import FAILED, Jobs, last_line
 from a2c.tools.runs import Run, check_runs, resolved
 from a2c.tools.summary import OUT_OF_TIME, print_table, row_of, summarise, write_csv
 
@@ -19,7 +19,8 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
 
     `train` starts one training, given flags; `command` is the command line, for about.json. Returns 0; 1 where a run
     has failed, which counts as a miss unless it had reached the target; 128 + the number of the signal that stopped it.
-    ValueError before anything starts if a run cannot be made, `out` holds another run in its place, or is in use.
+    ValueError before anything starts if a run cannot be made, `out` holds another run in its place or one that has been
+    trained further, or is in use.
     """
     with opened(out, runs, command, jobs) as runs:
         work = Jobs(out, train)
@@ -32,11 +33,22 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
         return int(any(work.codes.values()))
 
 
+def _check_stops(out: Path, runs: Sequence[Run]) -> None:
+    """ValueError if a run was trained further than all shall be: its results would be those of more decisions."""
+    jobs = Jobs(out, ())
+    for run in runs:
+        if (stop := jobs.stop_of(run)) > run.budget:
+            raise ValueError(
+                f"stop_after must be at least {stop} as in the run {out / run.name}, got {run.budget}: use another out"
+            )
+
+
 @contextmanager
 def opened(out: Path, runs: Sequence[Run], command: str, jobs: int) -> Iterator[Sequence[Run]]:
     """Lock `out` for the `runs`, write about.json where one of them is missing; yields them `resolved`."""
     runs = resolved(runs)
     check_runs(out, runs)
+    _check_stops(out, runs)
     lock = RunLock(out)
     try:
         lock.take()
@@ -51,17 +63,28 @@ def opened(out: Path, runs: Sequence[Run], command: str, jobs: int) -> Iterator[
 
 
 def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
-    """Write compare.csv, summary.csv and compare.png; print the table and the runs that failed."""
+    """Write compare.csv, summary.csv and compare.png; print the table and the runs that failed.
+
+    A run whose tables cannot be read counts as failed, in `codes` too.
+    """
     settings = list(dict.fromkeys(run.setting for run in runs))
     runs = sorted(runs, key=lambda run: settings.index(run.setting))
-    rows = [row_of(out, run, codes[run.name]) for run in runs]
+    rows, unreadable = [], dict[str, str]()
+    for run in runs:
+        try:
+            rows.append(row_of(out, run, codes[run.name]))
+        except (OSError, ValueError) as error:  # its training has ended well, but a table is missing or damaged
+            codes[run.name], unreadable[run.name] = FAILED, str(error)
+            rows.append(row_of(out, run, FAILED))
     summaries = summarise(runs, rows)
     write_csv(out / "compare.csv", rows)
     write_csv(out / "summary.csv", summaries)
     draw(out, runs, summaries)
     print_table(summaries)
     for run in runs:
-        if (code := codes[run.name]) not in (0, OUT_OF_TIME):
+        if run.name in unreadable:
+            print(f"{run.name} has no results: {unreadable[run.name]}; without its directory it is trained anew")
+        elif (code := codes[run.name]) not in (0, OUT_OF_TIME):
             log = out / f"{run.name}.log"
             print(
                 f"{run.name} failed with exit status {code}: {last_line(log)} (see {log}); the same command retries it"

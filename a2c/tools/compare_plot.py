@@ -53,7 +53,10 @@ def _label(summary: Row) -> str:
         best = show_score(summary["median_best"])
         return f"{summary['setting']}: {summary['runs']} run{'s' * (summary['runs'] > 1)}, best mean {best}"
     steps = summary["median_steps_to_target"]
-    middle = f"median {steps:,.0f} decisions" if np.isfinite(steps) else f"median above {summary['budget']:,}"
+    if np.isfinite(steps):
+        middle = f"median {steps:,.0f} decisions"
+    else:
+        middle = f"median above {summary['budget']:,}" if summary["budget"] else "not trained"
     return f"{summary['setting']}: {summary['solved']} of {summary['runs']} reach {summary['target']:g}, {middle}"
 
 

@@ -138,7 +138,7 @@ def evaluate(
         checkpoint: `latest.pt`, `best.pt` or `policies/...` of the run, or the path of another file; None:
             `best.pt` where there is one, else `latest.pt`.
         greedy: take the most likely actions.
-        seed: of environments and sampling, 0 to 2^31 - 1.
+        seed: of environments and sampling, 0 to 2,000,000,000.
         cuda: act on the GPU where there is one.
         threads: compute threads, 0 for one per core.
         network: what the `Trainer` was given.
@@ -177,8 +177,7 @@ def play(
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
-    if not 0 <= seed < 2**31:
-        raise ValueError(f"seed must be at least 0 and below 2^31, got {seed}")
+    Config(seed=seed)  # refuses a bad one before a checkpoint is read
     path = checkpoint_path(Path(run_dir), checkpoint)
     config, net, state = load_file(path, cuda, custom)
     rows = min(episodes, 10)

@@ -88,9 +88,14 @@ class Jobs:
         status: object = self.ended.get(run.name)
         if not isinstance(status, dict):
             return False
-        stopped, stop = number_in(status, "stop_after"), run.config.stop_after  # 0: at its end
-        far_enough = stopped is not None and (stopped == 0 or 0 < stop <= stopped)
+        far_enough = self.stop_of(run) >= run.budget
         return number_in(status, "exit_status") == 0 and far_enough and (self.out / run.name / LATEST).exists()
+
+    def stop_of(self, run: Run) -> int:
+        """Decisions at which a run that has ended was to end; 0 for one that has not."""
+        status: object = self.ended.get(run.name)
+        stop = number_in(status, "stop_after") if isinstance(status, dict) else None
+        return 0 if stop is None else int(stop) or run.config.total_env_steps
 
     @property
     def out_of_time(self) -> bool:
@@ -136,6 +141,8 @@ class Jobs:
             result = last_line(self.out / f"{run.name}.log") if code else describe(self.out, run)
         except (OSError, ValueError) as error:  # no process, no log, or no tables
             code, result = FAILED, str(error)
+            with suppress(OSError), open(self.out / f"{run.name}.log", "a", encoding="utf-8") as log:
+                log.write(f"error: {error}\n")
         if code and self.request:
             lines.print(f"stop   {name}")
             return

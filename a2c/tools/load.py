@@ -32,8 +32,8 @@ def checkpoint_path(run_dir: Path, checkpoint: str | None = None) -> Path:
     """The checkpoint file that `run_dir` and `checkpoint` name; it may be missing.
 
     `run_dir`: a run directory, or a checkpoint. `checkpoint`: `latest.pt`, `best.pt` or `policies/...` in the run
-    directory, or the path of a file elsewhere; None: `best.pt` where there is one, else `latest.pt`. ValueError for a
-    `checkpoint` beside a `run_dir` that is a file.
+    directory, or the path, with a slash, of a file elsewhere; None: `best.pt` where there is one, else `latest.pt`.
+    ValueError for a `checkpoint` beside a `run_dir` that is a file.
     """
     run_dir = Path(os.path.expanduser(run_dir))
     if run_dir.is_file():
@@ -42,10 +42,8 @@ def checkpoint_path(run_dir: Path, checkpoint: str | None = None) -> Path:
         return run_dir
     if checkpoint is None:
         return run_dir / (BEST if (run_dir / BEST).is_file() else LATEST)
-    path = run_dir / checkpoint
-    if os.path.dirname(checkpoint) and not path.is_file() and Path(checkpoint).is_file():
-        return Path(checkpoint)
-    return path
+    path, elsewhere = run_dir / checkpoint, Path(os.path.expanduser(checkpoint))
+    return elsewhere if os.path.dirname(checkpoint) and not path.is_file() and elsewhere.is_file() else path
 
 
 def load_policy(

@@ -38,6 +38,7 @@ class Plotted(NamedTuple):
     runs: int
     groups: int
     left_out: list[Path]  # run directories of a comparison without a value yet
+    repeated: list[Path]  # runs with the settings and the seed of another one
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,13 @@ def plot(
     for run in runs:
         groups.setdefault(run.group(), []).append(run)
     _draw(list(groups.values()), out, x, metric, Middle(iqm, interval))
-    return Plotted(len(runs), len(groups), left_out)
+    repeated = [run.run_dir for group in groups.values() for run in _repeated(group)]
+    return Plotted(len(runs), len(groups), left_out, repeated)
+
+
+def _repeated(group: Sequence[PlottedRun]) -> list[PlottedRun]:
+    seeds = [run.settings.get("seed") for run in group]
+    return [run for place, run in enumerate(group) if seeds[place] in seeds[:place]]
 
 
 def read_runs(paths: Sequence[Path], metric: str) -> tuple[list[PlottedRun], list[Path]]:
@@ -188,5 +195,5 @@ def _title(runs: Sequence[PlottedRun]) -> str:
 
 
 def _plain(text: str) -> str:
-    """`text` without the dollar signs that matplotlib takes for formulas."""
-    return text.replace("$", r"\$")
+    """`text` for matplotlib, which takes dollar signs for formulas and leaves what begins with _ out of a legend."""
+    return ("./" if text.startswith("_") else "") + text.replace("$", r"\$")

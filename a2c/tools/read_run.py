@@ -39,7 +39,8 @@ def read_series(run_dir: Path, metric: str = SCORE) -> Series:
         if metric == SCORE:
             table = read_finished(run_dir)
             return Series(table["env_steps"], table["seconds"], moving_mean(table["score"]))
-        return Series(*finite_rows(read_table(run_dir / "metrics.csv", ("env_steps", "seconds", metric))).values())
+        table = finite_rows(read_table(run_dir / "metrics.csv", tuple(dict.fromkeys(("env_steps", "seconds", metric)))))
+        return Series(table["env_steps"], table["seconds"], table[metric])
     except FileNotFoundError:
         return Series(np.empty(0), np.empty(0), np.empty(0))
 

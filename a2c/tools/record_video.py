@@ -93,17 +93,18 @@ def record_video(
     return recorder.episodes[-len(seeds) :]
 
 
-def describe(episodes: list[RecordedEpisode], run_dir: str, best_of: int = 1) -> str:
-    """What a video shows, in one line."""
+def describe(episodes: list[RecordedEpisode], policy: str, best_of: int = 1) -> str:
+    """What a video of the checkpoint `policy` shows, in one line."""
     scores, first = ", ".join(format_number(one.score) for one in episodes), episodes[0]
     length = f"{sum(one.length for one in episodes):,} decisions"
     if len(episodes) > 1:
         cut = "" if all(one.ended for one in episodes) else ", not all of them to their end"
-        return f"{len(episodes)} episodes of {run_dir}{cut}, scores {scores}, {length}"
+        return f"{len(episodes)} episodes of {policy}{cut}, scores {scores}, {length}"
     if best_of > 1:
-        return f"the best of {best_of} episodes of {run_dir}, score {scores}, {length}, seed {first.seed}"
+        cut = "" if first.ended else ", not to its end"
+        return f"the best of {best_of} episodes of {policy}{cut}, score {scores}, {length}, seed {first.seed}"
     what = "one episode" if first.ended else "the beginning of an episode"
-    return f"{what} of {run_dir}, score {scores}, {length}"
+    return f"{what} of {policy}, score {scores}, {length}"
 
 
 def _check_counts(episodes: int, best_of: int, max_length: int) -> None:

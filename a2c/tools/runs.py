@@ -39,7 +39,7 @@ class Run:
     @property
     def budget(self) -> int:
         """Decisions at which it ends, should it reach no target."""
-        return min(self.config.total_env_steps, self.config.stop_after or self.config.total_env_steps)
+        return self.config.session_end
 
     @property
     def keeps_policies(self) -> bool:

@@ -85,7 +85,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
 
     A run that missed its target, failures included, took longer than any other: infinitely many decisions. One that
     has no mean of 100 episodes is worse than any other. Figures of a target are empty if there is none, those of
-    frozen policies also where none were kept.
+    frozen policies also if none were kept. The budget of runs that ran out of time is what they have made.
     """
     return [
         _summary([run for run in runs if run.setting == name], [row for row in rows if row["setting"] == name])
@@ -105,7 +105,10 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "runs": len(runs),
         "failed": sum(row["exit_status"] not in (0, OUT_OF_TIME) for row in rows),
         "target": first.config.target_score if has_target else "",
-        "budget": first.budget,
+        "budget": min(
+            int(row["env_steps"] or 0) if row["exit_status"] == OUT_OF_TIME else run.budget
+            for run, row in zip(runs, rows, strict=True)
+        ),
         "solved": "" if steps is None else int(np.isfinite(steps).sum()),
         **_median("steps_to_target", steps),
         "worst_steps_to_target": "" if steps is None else steps.max(),
@@ -186,7 +189,9 @@ def format_steps(row: Row, name: str) -> str:
     """The decisions `row[name]` of a row of `summarise` for a table; more than the budget where they are infinite."""
     if row[name] == "":
         return ""
-    return f"{row[name]:,.0f}" if np.isfinite(row[name]) else f"> {row['budget']:,}"
+    if np.isfinite(row[name]):
+        return f"{row[name]:,.0f}"
+    return f"> {row['budget']:,}" if row["budget"] else "not trained"
 
 
 def format_interval(row: Row, name: str) -> str:

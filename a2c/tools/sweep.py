@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
             codes |= {run.name: OUT_OF_TIME for run in todo} | work.codes
             complete = len(work.codes) == len(todo)
             if complete or number == 1:  # else the order of the round before is the fairer one
-                ranked[: one.settings] = by_result(out, todo)
+                ranked[: one.settings] = by_result(out, todo, codes)
             if complete:
                 continue
             if not work.out_of_time:
@@ -114,23 +114,24 @@ def _stopping(run: Run, stop: int) -> Run:
     return dataclasses.replace(run, config=dataclasses.replace(run.config, stop_after=stop))
 
 
-def by_result(out: Path, runs: Sequence[Run]) -> list[str]:
-    """The settings of `runs`, the best first."""
-    settings = dict.fromkeys(run.setting for run in runs)
-    return sorted(settings, key=lambda name: _standing(out, [run for run in runs if run.setting == name]))
+def by_result(out: Path, runs: Sequence[Run], codes: Mapping[str, int]) -> list[str]:
+    """The settings of `runs`, the best first; `codes`: exit status of each run, by its name."""
+    standings: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        failed = codes[run.name] not in (0, OUT_OF_TIME)
+        standings.setdefault(run.setting, []).append(_figures(out / run.name, run, failed))
+    return sorted(standings, key=lambda setting: _medians(standings[setting]))
 
 
-def _standing(out: Path, runs: Sequence[Run]) -> tuple[float, ...]:
+def _medians(figures: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """Where a setting stands, lower is better: medians over its seeds, the later of which break ties of the first."""
-    return tuple(
-        median(np.array(values)) for values in zip(*(_figures(out / run.name, run) for run in runs), strict=True)
-    )
+    return tuple(median(np.array(values)) for values in zip(*figures, strict=True))
 
 
-def _figures(run_dir: Path, run: Run) -> tuple[float, float]:
+def _figures(run_dir: Path, run: Run, failed: bool) -> tuple[float, float]:
     """Decisions to the target, and minus the mean of the last (up to) 100 episodes, at the run's stop.
 
-    Infinite if there is none, also for a run that has failed. No run has to have finished 100 episodes: where good
+    Infinite if there is none; a run that has failed has no mean. No run has to have finished 100 episodes: where good
     ones are long, that would favour the poor settings.
     """
     try:
@@ -140,7 +141,7 @@ def _figures(run_dir: Path, run: Run) -> tuple[float, float]:
     episodes = {name: values[episodes["env_steps"] <= run.budget] for name, values in episodes.items()}
     means, target = moving_mean(episodes["score"]), run.config.target_score
     passage = None if target is None else first_passage(episodes, target)
-    return passage[0] if passage else math.inf, -means[-1] if len(means) else math.inf
+    return passage[0] if passage else math.inf, -means[-1] if len(means) and not failed else math.inf
 
 
 def _limits(runs: Sequence[Run]) -> str:

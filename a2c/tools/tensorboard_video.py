@@ -12,10 +12,21 @@ from a2c.tools.load import load_policy
 FOLDER = Path("tensorboard", "video")  # apart from the run's own files: TensorBoard follows the newest in a directory
 
 
-def check_gif(out: Path) -> None:
-    """ValueError if `out` is not the name of a video that TensorBoard shows."""
+def check_gif(out: Path, path: Path) -> None:
+    """ValueError if `out` is not the name of a video that TensorBoard shows, or `path` belongs to no run."""
     if out.suffix != ".gif":
         raise ValueError(f"out must end in .gif with tensorboard, got {str(out)!r}")
+    _run_of(path)
+
+
+def _run_of(path: Path) -> Path:
+    """The run directory that `path` is, or that holds this checkpoint or policy."""
+    if not path.is_file():
+        return path
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "config.json").is_file():
+            return folder
+    raise ValueError(f"run_dir must be a run directory, or a file in one, with tensorboard, got {str(path)!r}")
 
 
 def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
@@ -23,7 +34,7 @@ def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
 
     Returns the directory of the events. Raises OSError if they cannot be written, and what `load_policy` raises.
     """
-    folder = (run_dir.parent if run_dir.is_file() else run_dir) / FOLDER
+    folder = _run_of(run_dir) / FOLDER
     _, _, state = load_policy(run_dir, checkpoint)
     if folder.parent.is_symlink():
         raise OSError(f"{folder.parent} must not be a link")

@@ -23,6 +23,8 @@ H264 = {"crf": "18", "preset": "medium"}  # nearly without loss
 
 def check_writer(out: Path) -> None:
     """ValueError if no video can be written to a file with this name."""
+    if out.is_dir():
+        raise ValueError(f"out must be a file, got the directory {str(out)!r}")
     if out.suffix not in WRITERS:
         raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
     if out.suffix == ".mp4" and find_spec("av") is None:

@@ -115,7 +115,11 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["compare", "--preset", "cartpole", "x"], ["comes before the options of train: a2c compare DIR"]),
         (["sweep", "x", "--budgt", "5"], ["Unrecognized options: --budgt; did you mean --budget?"]),
         (["compare", "x", "--jbos", "2", "--preset", "cartpole"], ["--jbos; did you mean --jobs?"]),
-        (["train", "--normalize-obs", "false"], ["options: false; a switch takes no value: --normalize-obs"]),
+        (["train", "--normalize-obs", "false"], ["options: false; a switch takes no value: --crop or --no-crop"]),
+        (["record", ".", "--greedy", "true"], ["options: true; a switch takes no value: --greedy or --no-greedy"]),
+        (["evaluate", ".", "--seed", "2000000001"], ["seed must be at least 0 and at most 2000000000"]),
+        (["plot", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),
+        (["record", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),
         (["train", "--env", "mine:X-v0"], ["env must be", "a module cannot be named"]),
         (["train", "--env", "custom/maze-v0"], ["env must be", "it was made by env_fn"]),
         (["train", "--preset", "pong-fats"], ["preset must be one of", "did you mean pong-fast?"]),
@@ -327,6 +331,14 @@ def test_parse_config_lets_a_flag_override_the_preset_in_any_order():
     for args in (["--num-envs", "7", "--preset", "pong-fast"], ["--preset", "pong-fast", "--num-envs", "7"]):
         config = parse_config(args)
         assert (config.num_envs, config.backend, config.frame_size) == (7, "native", 42)
+
+
+def test_a_path_after_an_equals_sign_may_begin_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    options, _ = parse_command(["record", "~/runs/x", "--out=~/video.gif"])
+    assert (options.run_dir, options.out) == (Path("/home/me/runs/x"), Path("/home/me/video.gif"))
+    options, _ = parse_command(["plot", "~/a", "b"])
+    assert options.runs == (Path("/home/me/a"), Path("b"))
 
 
 @pytest.mark.parametrize(

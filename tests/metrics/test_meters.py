@@ -2,8 +2,12 @@
 
 import math
 
+import numpy as np
+import pytest
+
 from a2c.metrics.logger import METRICS, TAGS
 from a2c.metrics.meters import WINDOW, ScoreWindow, StageTimer
+from a2c.metrics.results import moving_mean
 
 CLASSIC_TAGS = (
     *("advantage", "values", "batch_rewards", "loss_entropy", "loss_policy", "loss_value", "loss_total"),
@@ -38,6 +42,15 @@ def test_score_window_continues_after_a_checkpoint():
     assert again.state_dict() == scores.state_dict() and again.mean == scores.mean
     again.load_state_dict({name: value for name, value in scores.state_dict().items() if name != "lengths"})
     assert again.mean == scores.mean and math.isnan(again.metrics()["length_100"])
+
+
+@pytest.mark.parametrize("scores", [[0.1] * 3 + [0.9] * 130, [0.1] * 250, [1e17, *[1.0] * 120], [1.0, 2.0] * 80])
+def test_a_run_and_its_table_have_the_same_mean_to_the_last_bit(scores):
+    window, means = ScoreWindow(), []
+    for score in scores:
+        window.add([score])
+        means.append(window.mean)
+    assert moving_mean(np.array(scores)).tolist() == means and means[-1] == pytest.approx(np.mean(scores[-WINDOW:]))
 
 
 def test_metrics_hold_the_classic_tags_and_describe_each():

@@ -53,6 +53,10 @@ def test_panel_shows_loss_entropy_speed_shares_and_a_note():
         assert part in text
 
 
+def test_the_time_left_ends_where_the_session_ends():
+    assert panel_of(stop_after=4000).seconds_left(1500, {"speed": 500.0}) == 5.0
+
+
 def test_panel_shows_the_last_evaluation_where_there_is_one():
     row = row_of(1500, speed=500.0, eval_score=15.25)
     assert "evaluation  mean 15.2" in text_of(panel_of(row))

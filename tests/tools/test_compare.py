@@ -215,6 +215,33 @@ def test_a_run_that_fails_counts_as_a_miss_is_reported_and_tried_again(tmp_path,
     assert (summary["failed"], summary["solved"], summary["worst_steps_to_target"]) == ("0", "3", "1000")
 
 
+def test_a_run_whose_tables_are_gone_counts_as_failed_and_the_others_have_results(tmp_path, capfd):
+    assert fakes(tmp_path, "end", "end") == 0
+    (tmp_path / "x/seed-0/episodes.csv").unlink()
+    capfd.readouterr()
+    assert fakes(tmp_path, "end", "end", "end") == 1
+    assert "x/seed-0 has no results: [Errno 2] No such file" in " ".join(capfd.readouterr().out.split())
+    assert [row["exit_status"] for row in rows(tmp_path / "compare.csv")] == ["1", "0", "0"]
+    (summary,) = rows(tmp_path / "summary.csv")
+    assert (summary["runs"], summary["failed"], summary["solved"]) == ("3", "1", "2")
+    shutil.rmtree(tmp_path / "x/seed-0")
+    assert fakes(tmp_path, "end", "end", "end") == 0
+
+
+def test_a_comparison_is_refused_if_a_run_was_trained_further_than_all_shall_be(tmp_path):
+    config = replace(Config.from_preset("cartpole"), keep_policy_every=0)
+
+    def until(stop_after, seeds):
+        runs = [Run("x", {}, replace(config, seed=seed, stop_after=stop_after), ()) for seed in range(seeds)]
+        return compare(tmp_path, runs, FAKE, 1, "a2c compare")
+
+    assert until(30_000, 1) == 0
+    with pytest.raises(ValueError, match=r"stop_after must be at least 30000 as in the run .*seed-0, got 5000"):
+        until(5_000, 2)
+    assert not (tmp_path / "x/seed-1").exists()
+    assert until(40_000, 2) == until(0, 2) == 0
+
+
 def test_about_lists_the_commits_of_a_comparison_that_another_one_continues(tmp_path, monkeypatch):
     for commit, count in (("aaaaaaa", 1), ("aaaaaaa", 2), ("bbbbbbb+", 3), ("ccccccc", 3)):
         monkeypatch.setattr(about, "_commit", lambda commit=commit: commit)

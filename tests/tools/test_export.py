@@ -85,8 +85,8 @@ def test_a_policy_file_of_the_small_network_is_small(run, tmp_path):
 def test_export_command_writes_the_policy_of_any_checkpoint(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(run), "mine.pt", "--checkpoint", "policies/000000020.pt"]) == 0
-    assert capsys.readouterr().out.startswith(f"mine.pt: policy of {run} after 20 env_steps, ")
     kept = run / "policies" / "000000020.pt"
+    assert capsys.readouterr().out.startswith(f"mine.pt: policy of {kept} after 20 env_steps, ")
     assert (tmp_path / "mine.pt").read_bytes() == kept.read_bytes()
     for path in ("./mine.pt", str(kept)):  # a file elsewhere
         assert torch.equal(logits_of(run, path), logits_of(run, "policies/000000020.pt"))

@@ -100,6 +100,7 @@ def test_a_run_that_ends_well_but_has_no_rows_is_a_failure_and_leaves_the_others
     work = trained(tmp_path, "no rows", "end", "end", jobs=1)
     assert work.codes == {"x/seed-0": 1, "x/seed-1": 0, "x/seed-2": 0} and not work.is_finished(*runs("no rows"))
     assert "failed x seed 0 with exit status 1: " in (out := capfd.readouterr().out) and "metrics.csv must have" in out
+    assert "metrics.csv must have" in last_line(tmp_path / "x/seed-0.log")
 
 
 def test_a_run_that_is_killed_has_failed(tmp_path, capfd):

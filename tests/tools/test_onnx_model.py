@@ -127,7 +127,8 @@ def test_the_block_of_the_guide_plays_without_torch(network, cartpole, tmp_path,
         assert cli.train(args) == 0
     capsys.readouterr()
     assert cli.main(["export", str(run_dir), str(tmp_path / "policy.onnx")]) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'policy.onnx'}: policy of {run_dir} after 80 env_steps, ")
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{tmp_path / 'policy.onnx'}: policy of {run_dir / 'latest.pt'} after 80 env_steps, ")
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.S)
     code = f"import sys; sys.modules['torch'] = None\n{block}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +118,8 @@ def test_a_column_of_metrics_is_drawn_without_its_empty_cells(drawn, tmp_path):
     (line,) = lines(axes)
     assert line.get_xdata().tolist() == [20, 40, 50] and line.get_ydata().tolist() == [0.7, 0.5, 0.4]
     assert legend == ["cartpole, seed 0"]  # a target is one of the score
+    (line,) = lines(drawn(run, metric="seconds")[0])
+    assert line.get_ydata().tolist() == [1, 2, 3, 4, 5]  # the last row is torn
 
 
 def test_groups_are_named_by_what_tells_them_apart(drawn, tmp_path):
@@ -132,6 +135,23 @@ def test_groups_are_named_by_what_tells_them_apart(drawn, tmp_path):
 def test_a_run_counts_once_and_settings_that_may_change_do_not_separate(drawn, tmp_path):
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1, log_every=1.0, resume="b", progress=False)
     assert plot((a, a, b), tmp_path / "twice.png")[:2] == (2, 1)
+
+
+def test_a_copy_of_a_run_is_no_other_seed_and_said_so(tmp_path, capsys):
+    make_run(tmp_path / "runs/a")
+    copy = make_run(tmp_path / "runs/b")
+    make_run(tmp_path / "runs/c", seed=1)
+    assert cli.main(["plot", str(tmp_path / "runs"), "--out", str(tmp_path / "a.png"), "--interval"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1:] == [f"the settings and seed of another run, so the band is too narrow: {copy}"]
+
+
+def test_a_directory_that_begins_with_an_underscore_is_in_the_legend(drawn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("_old/a", "_old/b"):
+        (make_run(tmp_path / name) / "config.json").unlink()
+    _, legend = drawn(Path("_old/a"), Path("_old/b"))
+    assert legend == ["./_old/a, seed unknown", "./_old/b, seed unknown"]
 
 
 def test_seeds_are_in_the_order_of_their_numbers(tmp_path):

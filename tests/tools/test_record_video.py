@@ -337,6 +337,9 @@ def test_best_of_records_the_episode_with_the_highest_score(run, tmp_path, capsy
     assert (tmp_path / "alone.webp").read_bytes() == (tmp_path / "best.webp").read_bytes()
     assert cli.main(["record", str(run), "--best-of", "2", "--out", str(tmp_path / "x.gif")]) == 0
     assert "the best of 2 episodes" in (line := capsys.readouterr().out) and "seed 1000" in line
+    assert f"episodes of {run / 'latest.pt'}, score" in line
+    assert cli.main(["record", str(run), "--best-of", "2", "--out", str(tmp_path / "x.gif"), "--max-length", "3"]) == 0
+    assert "the best of 2 episodes" in (line := capsys.readouterr().out) and "latest.pt, not to its end, score" in line
 
 
 def test_the_overlay_leaves_the_picture_and_the_episode_as_they_are(run, tmp_path):

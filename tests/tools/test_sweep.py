@@ -11,6 +11,7 @@ from a2c.cli import commands as cli
 from a2c.config.config import Config
 from a2c.run.checkpoint import load_checkpoint
 from a2c.tools.runs import Run
+from a2c.tools.summary import OUT_OF_TIME
 from a2c.tools.sweep import Round, by_result, parse_budget, plan, sweep, until
 
 FAKE = [sys.executable, fake_train.__file__]
@@ -131,6 +132,11 @@ def test_a_budget_of_time_ends_a_sweep_with_the_results_so_far(tmp_path, capfd):
         "gamma=0": "124",
         "gamma=1": "0",
     }
+    # The budget of the run that was stopped is what it had made; it reached its target before that.
+    assert {row["setting"]: row["budget"] for row in rows(tmp_path / "summary.csv")} == {
+        "gamma=0": "1200",
+        "gamma=1": "8192",
+    }
 
 
 @pytest.mark.parametrize(
@@ -172,4 +178,13 @@ def test_a_setting_with_few_long_episodes_is_not_behind_one_with_many_short_ones
     for run, score, episodes in ((first, 20, 200), (second, 400, 30)):
         (tmp_path / run.name).mkdir(parents=True)
         fake_train.write(tmp_path / run.name, score, episodes)
-    assert by_result(tmp_path, [first, second]) == ["gamma=1", "gamma=0"]
+    assert by_result(tmp_path, [first, second], {first.name: 0, second.name: 0}) == ["gamma=1", "gamma=0"]
+
+
+@pytest.mark.parametrize(("code", "order"), [(137, ["gamma=1", "gamma=0"]), (OUT_OF_TIME, ["gamma=0", "gamma=1"])])
+def test_a_setting_whose_run_failed_is_the_last_though_its_scores_are_higher(code, order, tmp_path):
+    first, second = runs(2)
+    for run, score in ((first, 400), (second, 20)):
+        (tmp_path / run.name).mkdir(parents=True)
+        fake_train.write(tmp_path / run.name, score)
+    assert by_result(tmp_path, [first, second], {first.name: code, second.name: 0}) == order

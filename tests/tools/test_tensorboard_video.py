@@ -48,6 +48,20 @@ def test_a_video_for_tensorboard_is_a_gif(run_dir, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_policy_in_a_run_adds_to_its_events_and_one_elsewhere_is_refused(run_dir, tmp_path, capsys):
+    (run_dir / "policies").mkdir()
+    for place in (run_dir / "policies", tmp_path):
+        (place / "kept.pt").write_bytes((run_dir / "latest.pt").read_bytes())
+    before, out = len(list((run_dir / "tensorboard/video").iterdir())), ["--out", str(tmp_path / "x.gif")]
+    assert cli.main(["record", str(run_dir / "policies/kept.pt"), "--tensorboard", "--max-length", "3", *out]) == 0
+    assert len(list((run_dir / "tensorboard/video").iterdir())) == before + 1
+    capsys.readouterr()
+    assert cli.main(["record", str(tmp_path / "kept.pt"), "--tensorboard", *out]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: run_dir must be a run directory, or a file in one") and error.count("\n") == 1
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_no_video_is_written_through_a_link(run_dir, tmp_path, capsys):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "latest.pt").write_bytes((run_dir / "latest.pt").read_bytes())
