@@ -31,7 +31,7 @@ a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 245..249 --jobs 2 --keep-policy-every 20000
 a2c compare runs/results/lstm --preset lstm --seeds 265..269 --jobs 2 --keep-policy-every 20000
 
-# A2C without reuse: one pass over each rollout.
+# A2C without reuse: one pass over each rollout. Stopped as seed 363 began, so what is kept is 360 to 362.
 a2c compare runs/results/a2c-strict --preset a2c-strict --seeds 360..363 --jobs 1 --threads 2
 
 # CartPole: the three algorithms, and a recurrent policy.
