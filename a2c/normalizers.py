@@ -70,7 +70,7 @@ class PixelNorm(nn.Module):
 
     @torch.no_grad()
     def merge(self, parts: Sequence[Any]) -> None:
-        """Become the statistics of all frames that `parts` have seen; the first's, bit for bit, if only it has any."""
+        """Become the statistics of all frames of `parts`; an exact copy of the first if only it has seen any."""
         counts = [int(part.count) for part in parts]  # first of all: one that is being updated writes it last
         self.load_state_dict(parts[0].state_dict())
         seen = counts[0]

@@ -55,7 +55,7 @@ class Ranks:
         return tensor
 
     def gather(self, item: T) -> list[T]:
-        """`all_gather`, on rank 0, with tensors on the CPU; an empty list on the others."""
+        """The items of all ranks, with tensors on the CPU, on rank 0; an empty list on the others."""
         return [item]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:

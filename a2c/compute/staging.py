@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor`, which is on the host, in memory that `device` copies from without the host: itself but for a GPU."""
+    """`tensor` of the host, in pinned memory if `device` is a GPU, otherwise unchanged."""
     return tensor.pin_memory() if device.type == "cuda" and tensor.numel() else tensor
 
 

@@ -110,7 +110,7 @@ class Config:
     exploration_noise: Annotated[float, Range(0.0, 100.0)] = 0.0
     """Normal noise on the logits, per environment and rollout (standard deviation in nats; 0 = off)."""
     exploration_rewards: Annotated[int, Range(1, 10**15)] = 1000
-    """Decisions with a reward other than 0, over which exploration_noise falls to 0, linearly (count)."""
+    """exploration_noise falls linearly to 0 over this many decisions with a reward other than 0 (count)."""
     value_coef: Annotated[float, Range(0.0, 100.0)] = 0.5
     """Weight of the squared value error in the loss (per squared return)."""
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None

@@ -12,7 +12,7 @@ from a2c.run.outputs import MetricsFunction, RunOutputs
 
 
 class SilentOutputs(RunOutputs):
-    """Counts episodes and time as `RunOutputs` does, for every rank decides when to stop; writes and shows nothing."""
+    """Counts episodes and time as `RunOutputs` does, because every rank decides when to stop. No files, no display."""
 
     def starting(self) -> AbstractContextManager[object]:
         """No bar."""
