@@ -1,13 +1,11 @@
 """Networks: observations in, action logits and state values out. They do not depend on an environment.
 
-Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to
-`(logits [B, A], values [B, 1])`. The recurrent one, `LstmA2C`, starts from a zero rnn_state;
-`a2c.policy` carries its rnn_state from step to step.
+Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to `(logits [B, A], values [B, 1])`. The recurrent
+one, `LstmA2C`, starts from a zero rnn_state; `a2c.policy` carries its rnn_state from step to step.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import ClassVar
@@ -70,9 +68,9 @@ class AtariA2C(nn.Module):
 class SharedA2C(nn.Module):
     """Convolutions and one hidden layer that policy and value share.
 
-    `nature`: the convolutions of `AtariA2C` and 512 units, which is what Stable-Baselines3
-    trains. `nips`: 16 channels (8x8, stride 4), 32 (4x4, stride 2) and 256 units (Mnih et al., 2013),
-    which A3C and GA3C used. `small`: the same with 4x4, stride 2, in both, for 42x42 frames.
+    `nature`: the convolutions of `AtariA2C` and 512 units, which is what Stable-Baselines3 trains. `nips`: 16 channels
+    (8x8, stride 4), 32 (4x4, stride 2) and 256 units (Mnih et al., 2013), which A3C and GA3C used. `small`: the same
+    with 4x4, stride 2, in both, for 42x42 frames.
     """
 
     KINDS: ClassVar = {  # name: (convolutions as (channels, kernel, stride), hidden units)
@@ -227,11 +225,14 @@ def flat_features(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
 
 def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of features that `conv` makes of one observation; ValueError if it is too small for the kernels."""
-    try:
-        features: Tensor = copy.deepcopy(conv).to("meta")(torch.empty(1, *input_shape, device="meta"))
-    except RuntimeError as error:
-        raise ValueError(f"input_shape must be larger for these convolutions, got {list(input_shape)}") from error
-    return features.numel()
+    channels, *sizes = input_shape
+    for layer in conv.children():
+        if isinstance(layer, nn.Conv2d) and not isinstance(layer.padding, str):
+            steps = zip(sizes, layer.padding, layer.kernel_size, layer.stride, strict=True)
+            channels, sizes = layer.out_channels, [(n + 2 * p - k) // s + 1 for n, p, k, s in steps]
+    if min(sizes, default=1) < 1:  # a vector has none
+        raise ValueError(f"input_shape must be larger for these convolutions, got {list(input_shape)}")
+    return channels * math.prod(sizes)
 
 
 def orthogonal_init(net: AtariA2C | SharedA2C | MlpA2C | LstmA2C) -> None:

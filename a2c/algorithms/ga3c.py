@@ -26,7 +26,7 @@ from a2c.collector import Collected, Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
-from a2c.envs.vector_env import Episode
+from a2c.envs.vector_env import Episode, in_order
 from a2c.learner import Learner
 from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
@@ -130,7 +130,7 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
     for collected in queue:
         episodes += [episode._replace(env=low + episode.env) for episode in collected.episodes]
         low += len(collected.rollout.policy_version)
-    return Collected(rollout, episodes, {})
+    return Collected(rollout, in_order(episodes), {})
 
 
 def run_actor(

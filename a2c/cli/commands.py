@@ -206,7 +206,7 @@ def _plot(options: Plot) -> int:
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         print(f"left out, no value yet: {', '.join(left_out[:3])}{more}")
     if repeated := [str(run_dir) for run_dir in plotted.repeated]:
-        print(f"the settings and seed of another run, so the band is too narrow: {', '.join(repeated)}")
+        print(f"counted though they repeat the settings and seed of another run: {', '.join(repeated)}")
     return 0
 
 

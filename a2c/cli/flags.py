@@ -142,9 +142,9 @@ def refuse_unknown(unknown: Sequence[str], kind: type[Options]) -> None:
     first = unknown[0].split("=")[0]
     near = _near(first, kind)
     hint = f"; did you mean {near[0]}?" if near else ""
-    if first.lower() in ("true", "false"):
-        switch = next(field.name for field in fields(kind) if isinstance(field.default, bool)).replace("_", "-")
-        hint = f"; a switch takes no value: --{switch} or --no-{switch}, for example"
+    switches = [field.name.replace("_", "-") for field in fields(kind) if isinstance(field.default, bool)]
+    if switches and first.lower() in ("true", "false"):
+        hint = f"; a switch takes no value: --{switches[0]} or --no-{switches[0]}, for example"
     raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
 
 

@@ -62,7 +62,7 @@ def parse_seeds(texts: Sequence[str]) -> list[int]:
         if high < low:
             raise ValueError(f"seeds must be numbers or rising ranges such as 0..4, got {part!r}")
         if high - low >= MOST:
-            raise ValueError(f"seeds must be at most {MOST:,}, got {part!r}")
+            raise ValueError(f"a range of seeds must have at most {MOST:,}, got {part!r}")
         seeds += range(low, high + 1)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be one or more different values, got {' '.join(texts)!r}")

@@ -10,7 +10,7 @@ from a2c.config.config import Config, Network
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     """The network that `auto` stands for; ValueError if the named one cannot take observations of `input_shape`."""
     image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
-    large = image and min(input_shape[1:]) >= 36  # else the convolutions of atari, nature and nips have no output
+    large = image and min(input_shape[1:]) >= 36  # what the convolutions of atari and nature need
     auto: Network = "atari" if large else "small" if image else "mlp"
     kind = auto if config.network == "auto" else config.network
     if kind not in ("mlp", "lstm", "custom") and not image:

@@ -136,7 +136,7 @@ class Display:
 
     def line(self, row: dict[str, float]) -> str:
         """One row as plain text."""
-        total, left = self.config.total_env_steps, self.panel.seconds_left(int(row["env_steps"]), row)
+        total, left = self.config.session_end, self.panel.seconds_left(int(row["env_steps"]), row)
         mean, best = format_score(row["reward_100"]), format_score(row["best_reward_100"])
         return (
             f"{row['env_steps']:,}/{total:,} steps | {row['episodes']} episodes | mean {mean} best {best} | "

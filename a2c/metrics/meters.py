@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 EPISODE_COLUMNS = ("env_steps", "seconds", "score", "length")
 WINDOW = 100  # episodes in the moving mean by which algorithms are compared
+
+
+def mean(scores: Collection[float]) -> float:
+    """The mean, rounded once; NaN without scores, and where their sum is infinite or NaN."""
+    try:
+        return math.fsum(scores) / len(scores) if scores else math.nan
+    except (OverflowError, ValueError):  # 1e308 + 1e308, inf - inf
+        return math.nan
 
 
 class ScoreWindow:
@@ -34,7 +42,7 @@ class ScoreWindow:
     @property
     def mean(self) -> float:
         """Mean score of the last 100 episodes (of fewer at first, NaN without any)."""
-        return math.fsum(self.last) / len(self.last) if self.last else math.nan
+        return mean(self.last)
 
     @property
     def last_score(self) -> float:

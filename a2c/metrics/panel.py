@@ -55,7 +55,7 @@ class Panel:
         row = rows[-1] if rows else {}
         left = self.seconds_left(env_steps, row)
         times = f"{format_duration(seconds)}   left {format_duration(left)}"
-        grid.add_row("steps", f"{env_steps:,} of {config.total_env_steps:,}")
+        grid.add_row("steps", f"{env_steps:,} of {config.session_end:,}")
         to_target = self._seconds_to_target(rows)
         grid.add_row("time", times + (f"   target in {format_duration(to_target)}" if to_target < left else ""))
         if row:
@@ -70,7 +70,7 @@ class Panel:
             grid.add_row("speed", "   ".join(self.speeds(row)))
             grid.add_row("time in", "   ".join(f"{name} {row[key]:.0%}" for name, key in SHARES.items()))
         grid.add_row("directory", Text(str(self.run_dir)))
-        bar = ProgressBar(total=config.total_env_steps, completed=env_steps, width=WIDTH)
+        bar = ProgressBar(total=config.session_end, completed=env_steps, width=WIDTH)
         panel = Table.grid()
         for line in (Text(f"{config.env}, {config.algorithm}, seed {config.seed}"), bar, grid, note):
             panel.add_row(line)

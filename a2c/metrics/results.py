@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from a2c.metrics.files import read_table
-from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
+from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW, mean
 
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "standard_deviation", "min", "max")  # of evaluations.csv
 RESAMPLES = 10_000  # of the bootstrap intervals
@@ -47,8 +47,7 @@ def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """Mean of the last `window` scores at each episode (of fewer at the start), the same bits as `ScoreWindow.mean`."""
     if not (np.round(scores) == scores).all() or np.abs(scores).sum() > 2**53:  # differences of sums are not exact
         values = scores.tolist()
-        parts = (values[max(0, end - window) : end] for end in range(1, len(values) + 1))
-        return np.array([math.fsum(part) / len(part) for part in parts])
+        return np.array([mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
     sums = np.cumsum(np.insert(scores, 0, 0.0))
     ends = np.arange(1, len(scores) + 1)
     begins = np.maximum(ends - window, 0)

@@ -33,22 +33,11 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
         return int(any(work.codes.values()))
 
 
-def _check_stops(out: Path, runs: Sequence[Run]) -> None:
-    """ValueError if a run was trained further than all shall be: its results would be those of more decisions."""
-    jobs = Jobs(out, ())
-    for run in runs:
-        if (stop := jobs.stop_of(run)) > run.budget:
-            raise ValueError(
-                f"stop_after must be at least {stop} as in the run {out / run.name}, got {run.budget}: use another out"
-            )
-
-
 @contextmanager
 def opened(out: Path, runs: Sequence[Run], command: str, jobs: int) -> Iterator[Sequence[Run]]:
     """Lock `out` for the `runs`, write about.json where one of them is missing; yields them `resolved`."""
     runs = resolved(runs)
     check_runs(out, runs)
-    _check_stops(out, runs)
     lock = RunLock(out)
     try:
         lock.take()

@@ -88,14 +88,9 @@ class Jobs:
         status: object = self.ended.get(run.name)
         if not isinstance(status, dict):
             return False
-        far_enough = self.stop_of(run) >= run.budget
+        stopped, stop = number_in(status, "stop_after"), run.config.stop_after  # 0: at its end
+        far_enough = stopped is not None and (stopped == 0 or 0 < stop <= stopped)
         return number_in(status, "exit_status") == 0 and far_enough and (self.out / run.name / LATEST).exists()
-
-    def stop_of(self, run: Run) -> int:
-        """Decisions at which a run that has ended was to end; 0 for one that has not."""
-        status: object = self.ended.get(run.name)
-        stop = number_in(status, "stop_after") if isinstance(status, dict) else None
-        return 0 if stop is None else int(stop) or run.config.total_env_steps
 
     @property
     def out_of_time(self) -> bool:

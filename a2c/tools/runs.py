@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.envs.single import probe_spaces
-from a2c.metrics.files import read_small
+from a2c.metrics.files import read_small, read_table
 
 # Settings that may change when a run continues.
 FREE = ("run_dir", "resume", "stop_after", "progress", "log_every", "wandb", "eval_every", "eval_episodes")
@@ -57,8 +58,8 @@ def resolved(runs: Sequence[Run]) -> list[Run]:
 
 
 def check_runs(out: Path, runs: Sequence[Run]) -> None:
-    """ValueError if a run that `out` holds already has other settings than in `runs`, or if a file or link is in
-    the way.
+    """ValueError if a run that `out` holds already has other settings than in `runs`, or has been trained further, or
+    if a file or link is in the way.
 
     The runs are `resolved`.
     """
@@ -77,3 +78,15 @@ def check_runs(out: Path, runs: Sequence[Run]) -> None:
             if field.name not in FREE and was != now:
                 where = f"as in the run {out / run.name}"
                 raise ValueError(f"{field.name} must be {was} {where}, got {now}: use another out")
+        made, rollout = _env_steps(out / run.name), run.config.num_envs * run.config.rollout_steps
+        if made > run.budget + 2 * rollout:  # a run ends after whole rollouts, a3c and ga3c finish those that had begun
+            raise ValueError(f"stop_after must be at least {made}, as {out / run.name} has made, got {run.budget}")
+
+
+def _env_steps(run_dir: Path) -> int:
+    """Decisions in the last row of metrics.csv; 0 without one."""
+    try:
+        rows = read_table(run_dir / "metrics.csv", ("env_steps",))["env_steps"]
+    except (OSError, ValueError):
+        return 0
+    return int(rows[-1]) if len(rows) and math.isfinite(rows[-1]) else 0

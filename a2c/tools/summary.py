@@ -85,7 +85,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
 
     A run that missed its target, failures included, took longer than any other: infinitely many decisions. One that
     has no mean of 100 episodes is worse than any other. Figures of a target are empty if there is none, those of
-    frozen policies also if none were kept. The budget of runs that ran out of time is what they have made.
+    frozen policies also if none were kept. The budget is that of the run with the least; see `_budget`.
     """
     return [
         _summary([run for run in runs if run.setting == name], [row for row in rows if row["setting"] == name])
@@ -95,6 +95,7 @@ def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Row]:
 
 def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
     first, best, last = runs[0], _median_score(rows, "best"), _median_score(rows, "last")
+    budgets = [_budget(run, row) for run, row in zip(runs, rows, strict=True)]
     has_target = first.config.target_score is not None
     steps = _missed_as_infinite(rows, "steps_to_target") if has_target else None
     seconds = _missed_as_infinite(rows, "seconds_to_target") if has_target else None
@@ -105,10 +106,7 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "runs": len(runs),
         "failed": sum(row["exit_status"] not in (0, OUT_OF_TIME) for row in rows),
         "target": first.config.target_score if has_target else "",
-        "budget": min(
-            int(row["env_steps"] or 0) if row["exit_status"] == OUT_OF_TIME else run.budget
-            for run, row in zip(runs, rows, strict=True)
-        ),
+        "budget": min(filter(None, budgets), default=0),
         "solved": "" if steps is None else int(np.isfinite(steps).sum()),
         **_median("steps_to_target", steps),
         "worst_steps_to_target": "" if steps is None else steps.max(),
@@ -118,6 +116,11 @@ def _summary(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
         "median_best": best if np.isfinite(best) else "",
         "median_last": last if np.isfinite(last) else "",
     }
+
+
+def _budget(run: Run, row: Row) -> int:
+    """Decisions that a run was to make, or had made when it ran out of time: 0 if it had not begun."""
+    return int(row["env_steps"] or 0) if row["exit_status"] == OUT_OF_TIME else run.budget
 
 
 def _median_score(rows: Sequence[Row], name: str) -> float:

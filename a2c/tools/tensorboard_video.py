@@ -23,7 +23,7 @@ def _run_of(path: Path) -> Path:
     """The run directory that `path` is, or that holds this checkpoint or policy."""
     if not path.is_file():
         return path
-    for folder in (path.parent, path.parent.parent):
+    for folder in path.absolute().parents[:2]:
         if (folder / "config.json").is_file():
             return folder
     raise ValueError(f"run_dir must be a run directory, or a file in one, with tensorboard, got {str(path)!r}")

@@ -130,7 +130,7 @@ def test_runs_share_the_cores_where_nothing_sets_their_threads(args, threads, mo
         (["--seeds", "0", "0"], "seeds must be one or more different values, got '0 0'"),
         (["--seeds", "2,0..3"], "seeds must be one or more different values, got '2,0..3'"),
         (["--seeds", "4..0"], "seeds must be numbers or rising ranges such as 0..4, got '4..0'"),
-        (["--seeds", "0..9999999999"], "seeds must be at most 100,000, got '0..9999999999'"),
+        (["--seeds", "0..9999999999"], "a range of seeds must have at most 100,000, got '0..9999999999'"),
         (["--seeds", "1.5"], "got '1.5'"),
         (["--jobs", "0"], "jobs must be at least 1, got 0"),
     ],

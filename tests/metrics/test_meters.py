@@ -53,6 +53,13 @@ def test_a_run_and_its_table_have_the_same_mean_to_the_last_bit(scores):
     assert moving_mean(np.array(scores)).tolist() == means and means[-1] == pytest.approx(np.mean(scores[-WINDOW:]))
 
 
+def test_scores_whose_sum_is_not_finite_have_no_mean():
+    scores = ScoreWindow()
+    scores.add([math.inf, -math.inf])
+    assert math.isnan(scores.mean)
+    assert math.isnan(moving_mean(np.array([1e308] * 3))[-1])
+
+
 def test_metrics_hold_the_classic_tags_and_describe_each():
     assert set(CLASSIC_TAGS) <= set(METRICS)
     assert all(len(text) > 15 for text in METRICS.values())

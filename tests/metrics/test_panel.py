@@ -54,7 +54,8 @@ def test_panel_shows_loss_entropy_speed_shares_and_a_note():
 
 
 def test_the_time_left_ends_where_the_session_ends():
-    assert panel_of(stop_after=4000).seconds_left(1500, {"speed": 500.0}) == 5.0
+    panel = panel_of(stop_after=4000)
+    assert panel.seconds_left(1500, {"speed": 500.0}) == 5.0 and "1,500 of 4,000" in text_of(panel, 1500)
 
 
 def test_panel_shows_the_last_evaluation_where_there_is_one():

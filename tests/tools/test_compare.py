@@ -228,18 +228,16 @@ def test_a_run_whose_tables_are_gone_counts_as_failed_and_the_others_have_result
     assert fakes(tmp_path, "end", "end", "end") == 0
 
 
-def test_a_comparison_is_refused_if_a_run_was_trained_further_than_all_shall_be(tmp_path):
-    config = replace(Config.from_preset("cartpole"), keep_policy_every=0)
-
-    def until(stop_after, seeds):
-        runs = [Run("x", {}, replace(config, seed=seed, stop_after=stop_after), ()) for seed in range(seeds)]
-        return compare(tmp_path, runs, FAKE, 1, "a2c compare")
-
-    assert until(30_000, 1) == 0
-    with pytest.raises(ValueError, match=r"stop_after must be at least 30000 as in the run .*seed-0, got 5000"):
-        until(5_000, 2)
-    assert not (tmp_path / "x/seed-1").exists()
-    assert until(40_000, 2) == until(0, 2) == 0
+@pytest.mark.slow
+def test_a_comparison_is_refused_if_a_run_was_trained_further_than_all_shall_be(tmp_path, capsys):
+    run_dir, out = tmp_path / "out/cartpole/seed-0", str(tmp_path / "out")
+    assert cli.main(["train", *TINY, "--stop-after", "1280", "--run-dir", str(run_dir)]) == 0  # rollouts of 128
+    assert cli.main(["compare", out, *TINY, "--stop-after", "1000", "--seeds", "0,1"]) == 2
+    assert f"stop_after must be at least 1280, as {run_dir} has made, got 1000" in capsys.readouterr().err
+    assert not (run_dir.parent / "seed-1").exists()
+    assert cli.main(["compare", out, *TINY, "--stop-after", "1200"]) == 0
+    for _ in range(2):
+        assert cli.main(["compare", out, *TINY, "--stop-after", "9000"]) == 0  # beyond its end
 
 
 def test_about_lists_the_commits_of_a_comparison_that_another_one_continues(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_a_copy_of_a_run_is_no_other_seed_and_said_so(tmp_path, capsys):
     make_run(tmp_path / "runs/c", seed=1)
     assert cli.main(["plot", str(tmp_path / "runs"), "--out", str(tmp_path / "a.png"), "--interval"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[1:] == [f"the settings and seed of another run, so the band is too narrow: {copy}"]
+    assert out[1:] == [f"counted though they repeat the settings and seed of another run: {copy}"]
 
 
 def test_a_directory_that_begins_with_an_underscore_is_in_the_legend(drawn, tmp_path, monkeypatch):

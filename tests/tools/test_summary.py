@@ -9,7 +9,7 @@ from rich.console import Console
 
 from a2c.config.config import Config
 from a2c.tools.runs import Run
-from a2c.tools.summary import make_table, row_of, show_score, summarise, write_csv
+from a2c.tools.summary import OUT_OF_TIME, make_table, row_of, show_score, summarise, write_csv
 
 CONFIG = replace(Config.from_preset("cartpole"), keep_policy_every=100)
 
@@ -104,6 +104,17 @@ def test_a_setting_counts_every_seed_and_a_miss_is_longer_than_any_other():
     assert (row["low_steps_to_target"], row["high_steps_to_target"]) == (100, np.inf)
     assert row["median_seconds_to_target"] == 3.0
     assert (row["median_frozen_steps_to_target"], row["low_frozen_steps_to_target"]) == (np.inf, 50)
+
+
+def test_the_budget_of_runs_that_ran_out_of_time_is_what_those_that_had_begun_have_made():
+    runs = [run_of(seed) for seed in range(3)]
+    rows = rows_of(runs, ["", "", ""], codes=[OUT_OF_TIME] * 3)
+    for row, made in zip(rows, (1200, 1300, ""), strict=True):
+        row["env_steps"] = made
+    (row,) = summarise(runs, rows)
+    assert (row["budget"], row["solved"], row["failed"]) == (1200, 0, 0) and "> 1,200" in printed([row])
+    (row,) = summarise(runs[2:], rows[2:])
+    assert row["budget"] == 0 and "not trained" in printed([row])
 
 
 def test_an_interval_holds_the_median_and_is_narrow_for_runs_that_agree():

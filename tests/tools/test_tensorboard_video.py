@@ -48,12 +48,13 @@ def test_a_video_for_tensorboard_is_a_gif(run_dir, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_policy_in_a_run_adds_to_its_events_and_one_elsewhere_is_refused(run_dir, tmp_path, capsys):
+def test_a_policy_in_a_run_adds_to_its_events_and_one_elsewhere_is_refused(run_dir, tmp_path, capsys, monkeypatch):
     (run_dir / "policies").mkdir()
     for place in (run_dir / "policies", tmp_path):
         (place / "kept.pt").write_bytes((run_dir / "latest.pt").read_bytes())
+    monkeypatch.chdir(run_dir / "policies")
     before, out = len(list((run_dir / "tensorboard/video").iterdir())), ["--out", str(tmp_path / "x.gif")]
-    assert cli.main(["record", str(run_dir / "policies/kept.pt"), "--tensorboard", "--max-length", "3", *out]) == 0
+    assert cli.main(["record", "kept.pt", "--tensorboard", "--max-length", "3", *out]) == 0
     assert len(list((run_dir / "tensorboard/video").iterdir())) == before + 1
     capsys.readouterr()
     assert cli.main(["record", str(tmp_path / "kept.pt"), "--tensorboard", *out]) == 2
