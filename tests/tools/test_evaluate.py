@@ -455,10 +455,10 @@ def test_on_a_terminal_evaluate_shows_a_bar_on_stderr_alone(json_flag, good, cap
 
 def test_an_atari_game_is_compared_with_a_human_where_the_table_has_it(tmp_path):
     settings = {"backend": "sync", "num_envs": 1, "rollout_steps": 4, "total_env_steps": 4, "max_episode_frames": 40}
-    settings |= {"preset": "pong-fast", "progress": False, "precision": "float32", "noop_max": 0, "threads": 1}
+    settings |= {"progress": False, "precision": "float32", "noop_max": 0, "threads": 1}
     for env, figures in (("PongNoFrameskip-v4", (-20.7, 14.6)), ("ALE/Othello-v5", (None, None))):
         run_dir = tmp_path / env[:3]
-        assert Trainer(Config(**{**settings, "env": env, "run_dir": run_dir})).run().exit_code == 0
+        assert Trainer(Config.from_preset("pong-fast", **settings, env=env, run_dir=run_dir)).run().exit_code == 0
         summary = play(run_dir, 2).summary()
         assert (summary["random_score"], summary["human_score"]) == figures
         lines = "\n".join(describe(summary))
