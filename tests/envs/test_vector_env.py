@@ -291,7 +291,7 @@ def test_episode_scores_are_sums_of_raw_rewards():
     envs = counting_envs(2, 3)
     trace = play(envs, np.full((6, 2), 4))[1:]
     episodes = [episode for step in trace for episode in step[4]["episodes"]]
-    assert [tuple(episode) for episode in episodes] == [
+    assert [(episode.env, episode.score, episode.length) for episode in episodes] == [
         (0, 18.0, 2),
         (1, 42.0, 3),
         (0, 18.0, 2),
