@@ -85,10 +85,8 @@ class Collector:
         self.buffers = replace(buffers, next_obs=first_obs)
         self.host = self.buffers
         if compute.device.type != "cpu":
-            on_host = {name: getattr(buffers, name).cpu() for name in self.HOST}
-            self.host = replace(
-                self.buffers, **{name: pinned(value, compute.device) for name, value in on_host.items()}
-            )
+            on_host = {name: pinned(getattr(buffers, name).cpu(), compute.device) for name in self.HOST}
+            self.host = replace(self.buffers, **on_host)
         self.staging = [
             Staging(first_obs[columns], envs.stacked and compute.device.type != "cpu")
             for envs, columns in zip(groups, self.slices, strict=True)

@@ -89,8 +89,7 @@ class Learner:
     ) -> None:
         """One optimiser step on each minibatch, then the pixel statistics.
 
-        `minibatches`: by default `num_minibatches` of the rollout (None: as the config), `config.epochs` times, cut as
-        `config.shuffle` says.
+        `minibatches`: by default `num_minibatches` of the rollout in each of `config.epochs`, as `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
         ValueError for a rollout on a CPU that `Rollout.check` refuses, and FloatingPointError if a loss, the
         gradient's norm or a parameter is NaN or infinite: after a bad parameter the network is unusable.
