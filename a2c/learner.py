@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -101,9 +101,10 @@ class Learner:
         noise = exploration_noise(self.config, self.reward_count)  # of the policy that acted
         done: list[tuple[Terms, Tensor]] = []
         version, lags = float(rollout.policy_version.mean()), []
-        dealt: Iterable[tuple[Minibatch, int]] = self._minibatches(rollout, num_minibatches)
-        if minibatches is not None:
-            dealt = zip(minibatches, map(len, minibatches), strict=True)
+        if minibatches is None:
+            dealt = self._minibatches(rollout, num_minibatches)
+        else:
+            dealt = ((minibatch, len(minibatch)) for minibatch in minibatches)
         for minibatch, size in dealt:
             lags.append(self.updates - version)
             off_policy = lags[-1] > 0 or noise > 0

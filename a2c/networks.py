@@ -39,10 +39,7 @@ class AtariA2C(nn.Module):
     """
 
     def __init__(
-        self,
-        input_shape: tuple[int, ...] = (4, 84, 84),
-        n_actions: int = 6,
-        normalizer: PixelNorm | None = None,
+        self, input_shape: tuple[int, ...] = (4, 84, 84), n_actions: int = 6, normalizer: PixelNorm | None = None
     ) -> None:
         super().__init__()
         self.normalizer = normalizer
@@ -227,7 +224,8 @@ def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of features that `conv` makes of one observation; ValueError if it is too small for the kernels."""
     channels, *sizes = input_shape
     for layer in conv.children():
-        if isinstance(layer, nn.Conv2d) and not isinstance(layer.padding, str):
+        if isinstance(layer, nn.Conv2d):
+            assert not isinstance(layer.padding, str)
             steps = zip(sizes, layer.padding, layer.kernel_size, layer.stride, strict=True)
             channels, sizes = layer.out_channels, [(n + 2 * p - k) // s + 1 for n, p, k, s in steps]
     if min(sizes, default=1) < 1:  # a vector has none

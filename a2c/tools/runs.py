@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.envs.single import probe_spaces
-from a2c.metrics.files import read_small, read_table
+from a2c.metrics.files import read_small
+from a2c.tools.read_run import read_series
 
 # Settings that may change when a run continues.
 FREE = ("run_dir", "resume", "stop_after", "progress", "log_every", "wandb", "eval_every", "eval_episodes")
@@ -85,8 +86,6 @@ def check_runs(out: Path, runs: Sequence[Run]) -> None:
 
 def _env_steps(run_dir: Path) -> int:
     """Decisions in the last row of metrics.csv; 0 without one."""
-    try:
-        rows = read_table(run_dir / "metrics.csv", ("env_steps",))["env_steps"]
-    except (OSError, ValueError):
-        return 0
-    return int(rows[-1]) if len(rows) and math.isfinite(rows[-1]) else 0
+    with suppress(OSError, ValueError):
+        return int(read_series(run_dir, "env_steps").env_steps.max(initial=0))
+    return 0

@@ -122,6 +122,21 @@ def test_compare_refuses_flags_other_than_those_of_existing_runs(flags, said, ou
     assert f"{said} as in the run" in err and err.count("\n") == 1
 
 
+def test_a_comparison_is_refused_if_a_run_was_trained_further_than_all_shall_be(out, tmp_path, capsys):
+    copy = copy_of(out, tmp_path)  # 3,072 decisions of each run, in rollouts of 128
+    command = ["compare", str(copy), *KEPT, "--vary", "gamma=0.9"]
+    run_dir, status = copy / "gamma=0.9/seed-3", copy / "status.json"
+    for text in (status.read_text(), "{}"):  # a run that was interrupted has no status
+        status.write_text(text)
+        assert cli.main([*command, "--seeds", "3,4", "--stop-after", "1000"]) == 2
+        assert f"stop_after must be at least 3072, as {run_dir} has made, got 1000" in capsys.readouterr().err
+        assert not (run_dir.parent / "seed-4").exists()
+    shutil.copy(out / "status.json", status)
+    assert cli.main([*command, "--seeds", "3", "--stop-after", "2900"]) == 0  # whole rollouts, and what had begun
+    for _ in range(2):
+        assert cli.main([*command, "--seeds", "3", "--stop-after", "9000"]) == 0  # beyond its end
+
+
 def test_compare_accepts_flags_that_repeat_what_a_run_resolved(out):
     named = ["--network", "mlp", "--precision", "float32", "--lstm-units", "16", "--log-eps", "0"]
     assert cli.main(["compare", str(out), *KEPT, "--vary", "gamma=0.9,0.98", "--seeds", "3", *named]) == 0
@@ -226,18 +241,6 @@ def test_a_run_whose_tables_are_gone_counts_as_failed_and_the_others_have_result
     assert (summary["runs"], summary["failed"], summary["solved"]) == ("3", "1", "2")
     shutil.rmtree(tmp_path / "x/seed-0")
     assert fakes(tmp_path, "end", "end", "end") == 0
-
-
-@pytest.mark.slow
-def test_a_comparison_is_refused_if_a_run_was_trained_further_than_all_shall_be(tmp_path, capsys):
-    run_dir, out = tmp_path / "out/cartpole/seed-0", str(tmp_path / "out")
-    assert cli.main(["train", *TINY, "--stop-after", "1280", "--run-dir", str(run_dir)]) == 0  # rollouts of 128
-    assert cli.main(["compare", out, *TINY, "--stop-after", "1000", "--seeds", "0,1"]) == 2
-    assert f"stop_after must be at least 1280, as {run_dir} has made, got 1000" in capsys.readouterr().err
-    assert not (run_dir.parent / "seed-1").exists()
-    assert cli.main(["compare", out, *TINY, "--stop-after", "1200"]) == 0
-    for _ in range(2):
-        assert cli.main(["compare", out, *TINY, "--stop-after", "9000"]) == 0  # beyond its end
 
 
 def test_about_lists_the_commits_of_a_comparison_that_another_one_continues(tmp_path, monkeypatch):

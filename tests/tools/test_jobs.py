@@ -152,9 +152,9 @@ def test_a_run_that_another_process_still_saves_is_waited_for(tmp_path, after, m
     (tmp_path / "x/seed-0").mkdir(parents=True)
     lock, released = RunLock(tmp_path / "x/seed-0"), []
     lock.take()
-    after((tmp_path / "x/seed-1/times.txt").exists, lambda: released.append(time.monotonic()) or lock.release())
+    after(begun(tmp_path, 1), lambda: released.append(time.monotonic()) or lock.release())
     assert trained(tmp_path, "end", "end").codes == {"x/seed-0": 0, "x/seed-1": 0}
-    assert released[0] < times(tmp_path, 0)[0]
+    assert times(tmp_path, 1)[0] < released[0] < times(tmp_path, 0)[0]
     lock.take()
     monkeypatch.setattr("a2c.tools.jobs.ENDING", 0.3)
     (tmp_path / "status.json").unlink()
