@@ -5,27 +5,28 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import ConstantEnv, CorridorEnv, IdentityEnv, TinyNet, learn, vector
+from toys import ConstantEnv, CorridorEnv, IdentityEnv, TinyNet, spaces, vector
 
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
-from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
+from a2c.learner import Learner
 from a2c.policy import exploration_noise
 from a2c.run.trainer import Trainer
 
 
 def train(envs, net, rollouts, **settings):
-    """The training loop without its logs; every rollout is one batch. Returns the episodes' scores."""
-    config = Config(precision="float32", threads=1, **settings)
+    """The training loop without its logs, by default with one batch per rollout. Returns the episodes' scores."""
+    usual = {"num_minibatches": 1, "epochs": 1, "shuffle": False, "lr_final": 1.0, "entropy_final": 1.0}
+    config = Config(network="custom", precision="float32", threads=1, num_envs=envs.num_envs, **{**usual, **settings})
+    shape, n_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
+    scores = []
     with closing(Compute(config)) as compute:
-        optimizer = make_optimizer(net, config)
-        collector = Collector([envs], net, config.rollout_steps, compute, config.seed)
-        rewards, scores = 0, []
+        learner = Learner(config, spaces(shape, n_actions), compute, network=lambda *_: net)
+        collector = Collector([envs], learner.replica, config.rollout_steps, compute, config.seed)
         for _ in range(rollouts):
-            collected = collector.collect(noise=exploration_noise(config, rewards))
-            learn(net, net, optimizer, collected.rollout, config, compute)
-            rewards += int(collected.rollout.rewards.count_nonzero())
+            collected = collector.collect(learner.updates, exploration_noise(config, learner.reward_count))
+            learner.learn(collected.rollout)
             scores += [episode.score for episode in collected.episodes]
     return scores
 
@@ -39,11 +40,15 @@ def test_learner_values_a_constant_reward_as_one_over_one_minus_gamma_through_tr
     assert net(torch.ones(1, 1))[1].item() == pytest.approx(10.0, abs=0.1)
 
 
+@pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_learner_solves_the_identity_task(seed):
+def test_learner_solves_the_identity_task(seed, reuse):
     net = TinyNet(features=5, seed=seed)
     envs = vector(*(IdentityEnv() for _ in range(8)))
-    train(envs, net, 350, gamma=0.5, rollout_steps=5, learning_rate=0.1, max_grad_norm=10.0, seed=seed)
+    settings = {"gamma": 0.5, "rollout_steps": 5, "learning_rate": 0.1, "max_grad_norm": 10.0, "seed": seed}
+    if reuse:  # twelve steps on each rollout, so smaller ones
+        settings |= {"epochs": 3, "num_minibatches": 4, "shuffle": True, "learning_rate": 0.03}
+    train(envs, net, 350, **settings)
     policy = net(torch.eye(5))[0].softmax(1)
     assert policy.diagonal().min() > 0.8
 

@@ -267,8 +267,9 @@ def test_make_network_must_be_told_whether_channels_are_frames_or_colours():
     [
         ("atari", (4,), r"network must be mlp or lstm for observations of shape \[4\], got atari"),
         ("small", (3, 2), r"network must be mlp or lstm for observations of shape \[3, 2\], got small"),
-        ("atari", (4, 35, 84), "network must be small, lstm or custom for images of 35x84 pixels, got atari"),
-        ("nature", (4, 84, 20), "network must be small, lstm or custom for images of 84x20 pixels, got nature"),
+        ("atari", (4, 35, 84), "network must be nips, small, lstm or custom for images of 35x84 pixels, got atari"),
+        ("nips", (4, 84, 19), "network must be small, lstm or custom for images of 84x19 pixels, got nips"),
+        ("nature", (4, 84, 19), "network must be small, lstm or custom for images of 84x19 pixels, got nature"),
     ],
 )
 def test_make_network_refuses_observations_that_it_cannot_take(network, shape, message):
@@ -276,10 +277,14 @@ def test_make_network_refuses_observations_that_it_cannot_take(network, shape, m
         make_network(Config(network=network), shape, 2, stacked=True)
 
 
-@pytest.mark.parametrize(("size", "kind"), [(35, "small"), (36, "atari")])
-def test_auto_is_a_network_that_can_take_the_images(size, kind):
-    assert network_kind(Config(), (4, size, 84)) == kind
-    net = make_network(Config(), (4, size, 84), 2, stacked=True)
+@pytest.mark.parametrize(
+    ("network", "size", "kind"),
+    [("auto", 35, "small"), ("auto", 36, "atari"), ("nature", 36, "nature"), ("nips", 20, "nips")],
+)
+def test_make_network_takes_images_down_to_the_size_that_the_convolutions_need(network, size, kind):
+    config = Config(network=network)
+    assert network_kind(config, (4, size, 84)) == kind
+    net = make_network(config, (4, size, 84), 2, stacked=True)
     logits, values = net(torch.zeros(2, 4, size, 84, dtype=torch.uint8))
     assert (logits.shape, values.shape) == ((2, 2), (2, 1))
 

@@ -11,7 +11,6 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.single import probe_spaces
 from a2c.learner import Learner
-from a2c.networks import make_network
 from a2c.normalizers import FrameNorm, PixelNorm
 from a2c.run.trainer import Trainer
 from a2c.tools.evaluate import evaluate
@@ -65,9 +64,9 @@ def test_pixel_norm_update_changes_the_statistics_after_very_many_frames(count):
         mean, total = mean + share * delta, total + len(batch)
     assert int(norm.count) == total == count + 10_000
     for got, want, old in ((norm.mean, mean, before[0]), (norm.var, var, before[1])):
-        off_policy = want - old
-        assert np.abs(off_policy).min() > 0
-        np.testing.assert_allclose(got.numpy() - old, off_policy, rtol=1e-4, atol=1e-6 * np.abs(off_policy).max())
+        moved = want - old
+        assert np.abs(moved).min() > 0
+        np.testing.assert_allclose(got.numpy() - old, moved, rtol=1e-4, atol=1e-6 * np.abs(moved).max())
 
 
 def test_pixel_norm_normalises_ten_thousand_frames_as_numpy():
@@ -114,11 +113,17 @@ def test_pixel_norm_has_statistics_of_each_colour(colour_env, network):
 
 
 def test_update_normalizer_counts_only_the_last_frame_of_a_stack():
-    config = Config(frame_size=42, network="small", frame_stack=3)  # three channels, yet no colours
+    config = Config(frame_size=42, network="small", frame_stack=3, precision="float32", threads=1)  # no colours
     spaces = probe_spaces(config)
     assert spaces.obs_shape == (3, 42, 42) and spaces.stacked
-    norm = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked).normalizer
-    assert norm.mean.shape == norm.var.shape == (42, 42)
+    draw = torch.Generator().manual_seed(0)
+    obs = torch.randint(0, 256, (2, 5, 3, 42, 42), generator=draw, dtype=torch.uint8)  # [T, N, K, S, S]
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces, compute)
+    learner.update_normalizer(obs)
+    newest = obs[:, :, -1].flatten(0, 1).double()
+    assert int(learner.normalizer.count) == 10
+    np.testing.assert_allclose(learner.normalizer.mean, newest.mean(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("network", ["small", "lstm"])

@@ -377,13 +377,17 @@ def test_learn_cuts_a_rollout_into_as_many_minibatches_as_it_is_told(shuffle):
     torch.testing.assert_close(flat(told.net), flat(expected.net), rtol=0, atol=0)
 
 
-def test_learn_scales_the_step_by_the_learning_rate():
-    # The trainer sets it between steps; at zero nothing may move.
-    net = make_net()
-    before, optimizer = flat(net), make_optimizer(net, CONFIG)
-    optimizer.param_groups[0]["lr"] = 0.0
-    train(net, [random_rollout()], CONFIG, optimizer)
-    assert torch.equal(flat(net), before)
+def test_learn_moves_nothing_once_the_learning_rate_has_fallen_to_zero():
+    config = replace(CONFIG, network="mlp", lr_final=0.0, schedule_end=0.5, total_env_steps=1000)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 3), compute)
+        before = flat(learner.net)
+        learner.set_counts(500, 0, 0.0)
+        learner.learn(random_rollout())
+        assert learner.updates > 0 and torch.equal(flat(learner.net), before)
+        learner.set_counts(400, 0, 0.0)
+        learner.learn(random_rollout())
+        assert not torch.equal(flat(learner.net), before)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

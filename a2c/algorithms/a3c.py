@@ -10,13 +10,20 @@ from __future__ import annotations
 import time
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from a2c.algorithms.base import TrainingStats, merge_stats
-from a2c.algorithms.worker_tasks import READY, WorkerTask, allow_workers, make_tasks, move_to_shared_memory
+from a2c.algorithms.worker_tasks import (
+    READY,
+    WithoutEpisodes,
+    WorkerTask,
+    allow_workers,
+    make_tasks,
+    move_to_shared_memory,
+)
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -55,7 +62,7 @@ class WorkerReport(NamedTuple):
     metrics: dict[str, float]  # of its last update; mostly empty
 
 
-class A3C:
+class A3C(WithoutEpisodes):
     """`--algorithm a3c`: starts the workers and counts what they report."""
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
@@ -87,10 +94,6 @@ class A3C:
         learner.sync(statistics)
         counters.limit.fill_(config.session_end)
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """False: running episodes cannot be saved, so every environment starts a new one."""
-        return False
-
     def training_step(self) -> TrainingStats:
         """Wait for reports and add them up."""
         assert self.workers is not None
@@ -108,10 +111,6 @@ class A3C:
             while self.workers.at_work:
                 stats.append(self.training_step())
         return merge_stats(stats, 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: running episodes end with their workers."""
-        return {}
 
     def close(self, failed: bool = False) -> None:
         """End the workers."""

@@ -8,7 +8,6 @@ importance ratios and by log(pi + epsilon).
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import fields
@@ -21,7 +20,7 @@ import torch
 
 from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.algorithms.predictor import InferenceBuffers, Predictor, RemoteNetwork, make_buffers
-from a2c.algorithms.worker_tasks import WorkerTask, allow_workers, make_tasks
+from a2c.algorithms.worker_tasks import WithoutEpisodes, WorkerTask, allow_workers, make_tasks
 from a2c.collector import Collected, Collector
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
@@ -32,10 +31,8 @@ from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
-REWARD_COUNT = struct.Struct("d")  # a reply to an actor: `Learner.reward_count`
 
-
-class GA3C:
+class GA3C(WithoutEpisodes):
     """`--algorithm ga3c`: this thread is the trainer, a second one the predictor."""
 
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
@@ -64,10 +61,6 @@ class GA3C:
                 learner.update_normalizer(torch.from_numpy(first_obs)[None].to(self.compute.device))
         self.queue, self.waiting = [], []
         self.predictor = Predictor(learner, all_buffers, self.compute)
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """False: running episodes cannot be saved, so every environment starts a new one."""
-        return False
 
     def training_step(self) -> TrainingStats:
         """Receive rollouts from the actors; learn from them as soon as they make a minibatch."""
@@ -102,17 +95,13 @@ class GA3C:
         self.learner.learn(learned.rollout, num_minibatches=num_minibatches)
         self.predictor.sync()
         self.queue = []
-        self.workers.reply(self.waiting, REWARD_COUNT.pack(self.learner.reward_count))
+        self.workers.reply(self.waiting, self.learner.reward_count)
         self.waiting = []
         return learned.episodes
 
     def drain(self) -> TrainingStats:
         """Nothing to finish: less than a minibatch is in the queue; it is neither learned from nor counted."""
         return TrainingStats(0, [], {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: running episodes end with their actors."""
-        return {}
 
     def close(self, failed: bool = False) -> None:
         """End predictor and actors."""
@@ -152,4 +141,4 @@ def run_actor(
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
         # Until the learner has reached this rollout: else the policy lag would grow without bound.
-        (reward_count,) = REWARD_COUNT.unpack(pipe.recv_bytes())
+        reward_count = pipe.recv()

@@ -24,6 +24,18 @@ MOST_SHARED = 248  # tensors in shared memory for a worker: Linux passes 253 ope
 READY = "ready"  # a worker's first message, unless it sends something else
 
 
+class WithoutEpisodes:
+    """An algorithm whose running episodes end with its workers: they cannot be saved."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """False: every environment starts a new episode."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
 class WorkerTask(NamedTuple):
     """The part of a run that one worker process runs."""
 

@@ -113,12 +113,6 @@ def _restore_callers_settings() -> None:
         torch.use_deterministic_algorithms(_callers[1])
 
 
-def use_one_thread() -> None:
-    """Run the operators of this thread on one thread."""
-    torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
-    torch.set_num_threads(1)
-
-
 def cuda_device(local_rank: int = 0, local_size: int = 1) -> torch.device:
     """The GPU of rank `local_rank` of this host, with its number: without one, `cuda` is the current GPU of
     whichever thread asks. ValueError, for each of the host's `local_size` ranks, if there are fewer GPUs.
@@ -131,7 +125,8 @@ def cuda_device(local_rank: int = 0, local_size: int = 1) -> torch.device:
 
 def prepare_thread(device: torch.device) -> None:
     """Run the operators of this thread on one thread, and those of a GPU on `device`."""
-    use_one_thread()
+    torch.get_num_threads()  # the first call adopts the process's count: before the next line, not after
+    torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from a2c.config.config import Config, Network
 
+LEAST_PIXELS = {"atari": 36, "nature": 36, "nips": 20}  # height and width that the convolutions need
+
 
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     """The network that `auto` stands for; ValueError if the named one cannot take observations of `input_shape`."""
-    image = len(input_shape) == 3 and min(input_shape[1:]) >= 10  # [C, H, W]
-    large = image and min(input_shape[1:]) >= 36  # what the convolutions of atari and nature need
-    auto: Network = "atari" if large else "small" if image else "mlp"
+    size = min(input_shape[1:]) if len(input_shape) == 3 else 0  # [C, H, W]
+    image = size >= 10
+    auto: Network = "atari" if size >= LEAST_PIXELS["atari"] else "small" if image else "mlp"
     kind = auto if config.network == "auto" else config.network
     if kind not in ("mlp", "lstm", "custom") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
-    if kind in ("atari", "nature", "nips") and not large:
-        size = "x".join(map(str, input_shape[1:]))
-        raise ValueError(f"network must be small, lstm or custom for images of {size} pixels, got {kind}")
+    if size < LEAST_PIXELS.get(kind, 0):
+        pixels = "x".join(map(str, input_shape[1:]))
+        others = "nips, small, lstm" if size >= LEAST_PIXELS["nips"] else "small, lstm"
+        raise ValueError(f"network must be {others} or custom for images of {pixels} pixels, got {kind}")
     return kind
 
 
@@ -28,7 +32,7 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     its rounding errors on, so `auto` is float32 for mlp and lstm, and for custom, which may compute in float32 alone.
     """
     kind, a3c = network_kind(config, input_shape), config.algorithm == "a3c"
-    pong = "pong" in config.env.lower() and not config.env.startswith("custom/")  # whatever an own function is called
+    pong = re.fullmatch(r"(ale/)?pong(noframeskip)?(-v\d+)?", config.env.lower())
     return replace(
         config,
         network=kind,

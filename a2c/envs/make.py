@@ -54,7 +54,8 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
     vector: VectorEnv
     with raising_worker_error(ValueError):
         if config.backend == "async":
-            vector = _workers(config, envs)
+            with without_main():  # one thread at a time: `_workers` counts open files and the processes that begin
+                vector = _workers(config, envs)
         elif config.backend == "sync":
             vector = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
@@ -141,7 +142,7 @@ def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVect
 
     watchdog = Watchdog(max(config.env_timeout, START_TIMEOUT), started)
     try:
-        with without_main(), watchdog:
+        with watchdog:
             vector = A2CWorkerEnv(
                 envs,
                 autoreset_mode=AutoresetMode.SAME_STEP,

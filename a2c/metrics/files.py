@@ -93,8 +93,7 @@ def open_regular(path: str, flags: int) -> int:
 class CsvTable:
     """A CSV file to which rows of numbers are appended. Rows that could not be written wait for the next call.
 
-    The first column is env_steps, in rising order. Rows are added and removed in place at the end of the file; the
-    rest of it is neither read nor written.
+    The first column is env_steps, in rising order. Rows are added and cut off at the end, in place if it has one name.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_until: int | None = None) -> None:
@@ -102,6 +101,7 @@ class CsvTable:
         self.path, self.columns = path, tuple(columns)
         self.header = _csv_text([self.columns])
         self.waiting: list[Sequence[object]] = []
+        self.cut = math.inf  # after an error: size of the file before the rows that wait, some of which it may hold
         self.drop_after: int | None = None  # rows after these env_steps are still in the file
         self.rewind(-1 if keep_until is None else keep_until)
         self._drop()
@@ -123,16 +123,16 @@ class CsvTable:
         if not self.waiting:
             return
         with open(self.path, "ab", buffering=0, opener=_no_links) as file:
-            size = file.tell()
+            size = file.truncate(int(self.cut)) if self.cut < file.tell() else file.tell()
             content = (b"" if size else self.header) + _csv_text(self.waiting)  # it may have been removed
             try:
                 while content:  # a nearly full disk may take only a part
-                    content = content[file.write(content) :]
-            except OSError:
+                    content, self.cut = content[file.write(content) :], size
+            except BaseException:  # a second Ctrl-C, too: the rows still wait
                 with suppress(OSError):
                     file.truncate(size)
                 raise
-        self.waiting = []
+        self.waiting, self.cut = [], math.inf
 
     def _drop(self) -> None:
         usable = False
@@ -151,6 +151,7 @@ class CsvTable:
                 _set_aside(self.path)
         if not usable:
             write_atomically(self.path, self.header)
+            self.cut = math.inf
         self.drop_after = None
 
     def _end_of_rows(self, file: io.FileIO, start: int, env_steps: int) -> int:
@@ -185,8 +186,7 @@ def read_table(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """The named columns of a CSV file as float64 arrays `[rows]`.
 
     An empty cell is NaN. Rows with a cell that is not a number are left out, and so is an incomplete last line.
-    Raises ValueError if a column is missing or the file is a pipe or device. Takes memory for the rows only,
-    however long a line is.
+    ValueError if a column is missing or the file is a pipe or device. Long lines that are no rows take no memory.
     """
     parts = [np.empty((0, len(columns)))]
     with open(path, newline="\n", encoding="ascii", errors="replace", opener=open_regular) as file:

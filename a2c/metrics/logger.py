@@ -107,7 +107,14 @@ class RunLogger:
             self._show(env_steps, seconds, points)
 
     def _show(self, env_steps: int, seconds: float, points: dict[str, float]) -> None:
-        """Write points for TensorBoard and Weights & Biases."""
+        """Write points for Weights & Biases and TensorBoard, each whatever happens to the other."""
+        with ExitStack() as showing:
+            showing.callback(self._show_on_board, env_steps, seconds, points)
+            if self.config.wandb:
+                self._wandb = self._wandb or WandbRun(self.run_dir, self.config)
+                self._wandb.add(env_steps, points)
+
+    def _show_on_board(self, env_steps: int, seconds: float, points: dict[str, float]) -> None:
         try:
             if self._board is None:
                 self._board = EventFile(self.run_dir / "tensorboard", self._first_step)
@@ -117,9 +124,6 @@ class RunLogger:
         except OSError:  # the file may end in half a record, after which nothing is read: the next one begins another
             self._close_board()
             raise
-        if self.config.wandb:
-            self._wandb = self._wandb or WandbRun(self.run_dir, self.config)
-            self._wandb.add(env_steps, points)
 
     def rewind(self, env_steps: int) -> None:
         """Drop the rows after `env_steps`, which will be replayed."""

@@ -98,13 +98,13 @@ class WorkerPool:
             first |= self.receive(without=first)
         return list(first.values())
 
-    def reply(self, numbers: Container[int], message: bytes) -> None:
-        """Reply with `message` to the workers in `numbers`, which wait in `pipe.recv_bytes()` after their own."""
+    def reply(self, numbers: Container[int], message: Any) -> None:
+        """Reply with `message` to the workers in `numbers`, which wait in `pipe.recv()` after their own."""
         for pipe, number in self.pipes.items():
             if number in numbers:
                 self.waited[number] = 0.0  # until now it could not send anything
                 with suppress(OSError):  # it has died: `receive` will raise
-                    pipe.send_bytes(message)
+                    pipe.send(message)
 
     @property
     def at_work(self) -> bool:

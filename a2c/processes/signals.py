@@ -77,7 +77,7 @@ def leave(code: int, at_once: bool = False) -> int:
     """
     hanging = any(thread.name.startswith("a2c-compute") for thread in threading.enumerate())
     if (at_once or hanging) and not hasattr(sys, "ps1"):
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed at the start
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)

@@ -22,6 +22,7 @@ SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTE
 START_TIMEOUT = 300.0  # seconds in which a worker process must have started
 MORE_FILES = 64  # that a run may open besides those of its workers
 OURS = "A2CWorker"  # part of the name of every process that this package starts
+_hiding_main = threading.RLock()  # two threads that hide and restore it in turn would restore the wrong one
 
 
 def worker_context(preload: Sequence[str]) -> str:
@@ -72,13 +73,14 @@ def allow_open_files(more: int, rule: str, instead: str) -> None:
 def without_main() -> Iterator[None]:
     """Workers that start in this context do not import the caller's script, nor all that it imports."""
     main = sys.modules["__main__"]
-    names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
-    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)
+    with _hiding_main:
+        names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
+        hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
+        main.__spec__ = None
+        try:
+            yield
+        finally:
+            main.__dict__.update(hidden)
 
 
 def is_ours(process: BaseProcess) -> bool:

@@ -51,7 +51,7 @@ class RunOutputs:
         check_wandb(config)
         self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
         self.uniform_entropy = math.log(max(spaces.n_actions, 2))  # nats
-        self.display = Display(Panel(config, spaces.frames_per_step, self.run_dir), timer, stop)
+        self.display = Display(Panel(config, spaces.frames_per_step, lock.given), timer, stop)
         self.evaluator = Evaluator(self.run_dir, config)
         self.logger: RunLogger  # from `open` on
         self.is_open = False
@@ -190,7 +190,8 @@ class RunOutputs:
             if self.is_open:
                 closing_all.callback(self._pass_on_messages)
                 closing_all.callback(self.logger.close)
-                self._attempt(self.logger.write)
+                if not self._attempt(self.logger.write):
+                    self.message(f"the last rows are lost: they could not be written to {self.run_dir}", once=True)
 
     def _pass_on_messages(self) -> None:
         for text in (*self.logger.messages(), *self.evaluator.messages()):

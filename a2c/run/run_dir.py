@@ -37,7 +37,8 @@ def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
     config = _started_again(config, again)
     if config.resume is not None:
         return config, config.resume
-    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    time = f"{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3]  # milliseconds: scripts begin several at once
+    name = f"{config.env.replace('/', '-')}-{config.preset}-{config.seed}-{time}"
     run_dir = config.run_dir or Path("runs") / name
     try:
         taken = not run_dir.is_dir() or not all(_is_leftover(path) for path in run_dir.iterdir())
@@ -53,6 +54,15 @@ def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
             f"run_dir must be new or empty, got {run_dir}; --resume {shlex.quote(str(run_dir))} resumes a run"
         )
     return config, run_dir
+
+
+def claim(lock: RunLock, config: Config) -> None:
+    """Make the run directory and keep other processes out; ValueError if that is impossible, or a run is there now."""
+    lock.take()
+    paths = [path for name in (*FILES, *GROWING) if (path := lock.run_dir / name).exists()]
+    if config.resume is None and not all(map(_is_leftover, paths)):
+        lock.release()
+        raise ValueError(f"run_dir must be new or empty, got {lock.run_dir}: another run has begun there")
 
 
 def times_restarted() -> int:
@@ -106,8 +116,8 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self._lock: BaseFileLock = FileLock(run_dir / LOCK, thread_local=False)
+        self.given, self.run_dir = run_dir, run_dir.absolute()  # the program may change its working directory
+        self._lock: BaseFileLock = FileLock(self.run_dir / LOCK, thread_local=False)
         self._file: os.stat_result | None = None  # the lock file that is held
 
     def take(self) -> None:
@@ -151,7 +161,7 @@ class RunLock:
         try:
             self._acquire()
         except Timeout:
-            advice = "wait for it or end it"
+            advice = "wait for it or end it (in a program: close() the Trainer that has the lock)"
             if isinstance(self._lock, SoftFileLock):
                 advice += f"; if no process on any host uses it, remove {self.run_dir / LOCK}"
             raise InUse(f"run_dir must not be in use by another process, got {self.run_dir}: {advice}") from None

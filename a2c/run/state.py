@@ -96,7 +96,7 @@ class RunState:
         rows, compute = self.ranks.rows(self.config.num_envs), self.learner.compute
         sizes = [len(part) for part in np.array_split(rows, compute.env_groups)]  # as `make_groups` makes them
         saved = [group and len(group["scores"]) for group in episodes["envs"]]
-        return saved == sizes and restores_exactly(self.config, episodes["envs"])
+        return saved == sizes and self.config.backend != "native" and restores_exactly(self.config, episodes["envs"])
 
     def _without_episodes(self) -> dict[str, Any] | None:
         """The algorithm's state in memory, for which new episodes begin."""
@@ -123,7 +123,7 @@ class RunState:
         # Which may fail in a worker.
         self.ranks.on_every_rank(lambda: state.update(algorithm=self.algorithm.state_dict()))
         state = copy.deepcopy(state)
-        check_finite(state["network"])  # workers of A3C may have changed it since the learner last looked
+        check_parameters(state["network"])  # workers of A3C may have changed it since the learner last looked
         self.in_memory = state
         return state
 
@@ -177,7 +177,7 @@ class RunState:
             return False
         # Copied: the workers of A3C go on changing the parameters.
         network = {name: value.to("cpu", copy=True) for name, value in self.learner.net.state_dict().items()}
-        check_finite(network)
+        check_parameters(network)
         if not outputs.keep_policy({**self._origin(), "network": network, "env_steps": self.env_steps}):
             return False
         self.kept_at = self.env_steps
@@ -200,7 +200,7 @@ class RunState:
         return saved
 
 
-def check_finite(network: dict[str, Tensor]) -> None:
+def check_parameters(network: dict[str, Tensor]) -> None:
     """FloatingPointError if a network's state holds NaN or infinity."""
     if not all(value.isfinite().all() for value in network.values() if value.is_floating_point()):
         raise FloatingPointError("the network's parameters are NaN or infinite; the last checkpoint is kept")

@@ -29,7 +29,7 @@ from a2c.run.introduction import introduction
 from a2c.run.outputs import RunOutputs
 from a2c.run.recovery import Recovery
 from a2c.run.result import Progress, TrainingResult
-from a2c.run.run_dir import RunLock, run_directory, saved_config, times_restarted
+from a2c.run.run_dir import RunLock, claim, run_directory, saved_config, times_restarted
 from a2c.run.silent import SilentOutputs
 from a2c.run.state import RunState
 from a2c.run.stop import finish_reason, stop_reason
@@ -119,6 +119,8 @@ class Trainer:
 
         Leaving the loop ends the run with a checkpoint, as a signal does. Between two steps signals are the caller's.
         """
+        if self.started:
+            raise RuntimeError("a Trainer runs once; make another one")
         try:
             begun = training = self._guarded(self._begin)
             while training:
@@ -222,12 +224,10 @@ class Trainer:
 
     def claim(self) -> None:
         """Make the run directory and keep other processes out; ValueError if that is impossible."""
-        self.ranks.on_rank_0(self.lock.take)
+        self.ranks.on_rank_0(lambda: claim(self.lock, self.config))
 
     def start(self) -> None:
-        """Start environments and workers, without writing anything. RuntimeError when called again."""
-        if self.started:
-            raise RuntimeError("a Trainer runs once; make another one")
+        """Start environments and workers, without writing anything."""
         self.started = True
         self.register_env()  # again: since then, another of the same name may have been registered
         self.episodes_continue = self.state.start()

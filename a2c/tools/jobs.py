@@ -31,6 +31,7 @@ from a2c.tools.summary import row_of, show_score
 
 STATUS = "status.json"  # how the runs have ended
 ENDING = 60.0  # seconds that a run may need to end once its comparison has been killed
+TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")  # variables that would make rich draw its live panel into a log
 FAILED = 1  # exit status of a run whose process could not be started, or whose tables cannot be read
 
 
@@ -129,6 +130,8 @@ class Jobs:
         """Train one run, evaluate its policies, record how it ended. In a thread of its own."""
         if self.request:
             return
+        with self.lock:
+            self.ended.pop(run.name, None)  # how it had ended before
         name = f"{run.setting} seed {run.config.seed}"
         lines.print(f"begin  {name}")
         try:
@@ -186,9 +189,8 @@ class Jobs:
         with open(log, "ab") as file:
             file.write(f"--- {title}\n".encode())
             file.flush()
-            with subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=file, stderr=file, env=same_modules()
-            ) as process:
+            environ = {name: text for name, text in same_modules().items() if name not in TERMINAL}
+            with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environ) as process:
                 with self.lock:
                     self.running.add(process)
                 try:

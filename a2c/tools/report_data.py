@@ -73,7 +73,11 @@ def _read_episodes(run_dir: Path) -> Table:
 def _read_evaluations(run_dir: Path, *timed: Table) -> Table:
     """The rows of evaluations.csv, and the seconds at which the run had made such decisions, by the rows of `timed`."""
     table = read_columns(run_dir / "evaluations.csv", ("env_steps", *EVALUATED))
-    known = [finite_rows({name: one[name] for name in ("env_steps", "seconds")}) for one in timed if "seconds" in one]
+    known = [
+        finite_rows({name: one[name] for name in ("env_steps", "seconds")})
+        for one in timed
+        if {"env_steps", "seconds"} <= set(one)
+    ]
     steps, seconds = (np.concatenate([one[name] for one in known]) for name in ("env_steps", "seconds"))
     if "env_steps" not in table or not len(steps):
         return {}

@@ -66,6 +66,8 @@ def check_runs(out: Path, runs: Sequence[Run]) -> None:
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a directory, got {str(out)!r}")
+    if (out / "config.json").exists():
+        raise ValueError(f"out must not be the directory of a run, got {str(out)!r}")
     for run in runs:
         for path in (out / run.setting, out / run.name, out / f"{run.name}.log"):
             if path.is_symlink():

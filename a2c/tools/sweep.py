@@ -63,7 +63,7 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
             )
             work.train_all(todo, jobs)
             reached |= {run.name: run for run in todo}
-            codes |= {run.name: OUT_OF_TIME for run in todo} | work.codes
+            codes |= {run.name: _earlier_code(work.ended.get(run.name)) for run in todo} | work.codes
             complete = len(work.codes) == len(todo)
             if complete or number == 1:  # else the order of the round before is the fairer one
                 ranked[: one.settings] = by_result(out, todo, codes)
@@ -104,10 +104,16 @@ def until(run: Run, end: Round) -> Run:
     return dataclasses.replace(_stopping(run, stop), flags=(*run.flags, "--stop-after", str(stop)))
 
 
+def _earlier_code(status: object) -> int:
+    """Exit status of a run that has not ended in this round: of an earlier try that failed, else `OUT_OF_TIME`."""
+    code = number_in(status, "exit_status") if isinstance(status, dict) else None
+    return int(code or OUT_OF_TIME)
+
+
 def _as_trained(run: Run, status: object) -> Run:
-    """The run with the stop in its `status`, which lies further where a sweep with another budget has trained it."""
+    """The run with the stop in its `status`, if that is further: of another sweep, or 0, its end, of `compare`."""
     stopped = number_in(status, "stop_after") if isinstance(status, dict) else None
-    return run if stopped is None else _stopping(run, max(int(stopped), run.config.stop_after))
+    return run if stopped is None else _stopping(run, max(int(stopped), run.config.stop_after) if stopped else 0)
 
 
 def _stopping(run: Run, stop: int) -> Run:

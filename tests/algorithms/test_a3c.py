@@ -28,7 +28,8 @@ from a2c.config.resolve import resolve
 from a2c.envs.make import make_envs, run_seeds
 from a2c.envs.single import make_env, probe_spaces
 from a2c.learner import Learner, Shared
-from a2c.policy import Policy
+from a2c.normalizers import slots_like
+from a2c.policy import UNREWARDED, Policy
 from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import ALGORITHMS, Trainer
@@ -161,7 +162,7 @@ def test_config_refuses_more_a3c_workers_than_batches_or_environments(name, envs
     assert f"raise {name}" in err and err.count("\n") == 1
 
 
-def test_run_worker_copies_gradients_and_never_accumulates_them():
+def test_learner_with_a_shared_network_copies_gradients_and_never_accumulates_them():
     # The classic line `shared._grad = local.grad` makes them one tensor; since torch 2.0 `zero_grad` drops the
     # local one, so every later gradient is added to those before.
     config = resolve(Config.from_preset("cartpole"), (4,))
@@ -223,6 +224,57 @@ def test_run_worker_counts_what_all_workers_have_done(counted, noise, change, mo
     assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
     assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_run_worker_takes_rewards_back_unless_another_worker_has_met_one_meanwhile(met):
+    def make_unpaid():
+        return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda _: 0.0)
+
+    gym.register(f"Unpaid{met}-v0", entry_point=make_unpaid)
+    settings = {"algorithm": "a3c", "workers": 2, "exploration_noise": 1.0}
+    config = resolve(Config.from_preset("cartpole", env=f"Unpaid{met}-v0", **settings), (4,))
+    reward_count, rewarded_at = torch.tensor([0.0, 500.0, 0.0]).double(), torch.tensor([0, 30_000])
+    env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
+    counters = SharedCounters(env_steps, updates, reward_count, rewarded_at, torch.tensor(40_001), [], 16 * 32)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 2), compute)
+        step = learner.optimizer.step
+
+        def step_of_one(*args):
+            rewarded_at[1] = 40_000 if met else 30_000  # the other worker learns from a rollout at the same time
+            return step(*args)
+
+        learner.optimizer.step = step_of_one
+        pipe = SimpleNamespace(send=lambda _: None)
+        run_worker(make_tasks(config, 0)[0], spaces((4,), 2), learner.net, learner.optimizer, counters, False, pipe)
+    unrewarded = 40_000 + 8 * 32 - 30_000
+    assert reward_count.tolist() == pytest.approx([0.0 if met else -unrewarded / UNREWARDED, 500.0, 0.0])
+    assert int(rewarded_at[0]) == (0 if met else 40_000 + 8 * 32)
+
+
+def test_run_worker_acts_with_the_pixel_statistics_of_all_workers(monkeypatch):
+    gym.register("FlickerAll-v0", entry_point="troubled:Flicker")
+    settings = {"num_envs": 4, "num_minibatches": 2, "rollout_steps": 5, "network": "small", "precision": "float32"}
+    config = Config(env="FlickerAll-v0", backend="sync", algorithm="a3c", workers=2, **settings)
+    config, counts, collect = resolve(config, (1, 12, 12)), [], Collector.collect
+
+    def note(self, *args):
+        counts.append(int(self.policies[0].net.normalizer.count))
+        return collect(self, *args)
+
+    monkeypatch.setattr(Collector, "collect", note)
+    task = make_tasks(config, 0)[0]
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, probe_spaces(config), compute)
+        slots, rows = slots_like(learner.normalizer, 2), torch.zeros(3, dtype=torch.int64)
+        slots[1].update(torch.full((100, 1, 12, 12), 7, dtype=torch.uint8))  # what the other worker has seen
+        counters = SharedCounters(
+            rows.clone(), rows.clone(), rows.double(), rows[:2].clone(), torch.tensor(1), slots, 20
+        )
+        pipe = SimpleNamespace(send=lambda _: None)
+        run_worker(task, probe_spaces(config), learner.net, learner.optimizer, counters, True, pipe)
+    assert counts == [100 + len(task.seeds)]
 
 
 def test_workers_that_take_back_rewards_at_once_leave_a_checkpoint_that_can_be_resumed():
@@ -412,7 +464,7 @@ def test_a3c_with_cuda_prints_that_it_uses_the_cpu(tmp_path, capsys):
     assert len(evaluate(tmp_path / "run", 1, cuda=True)) == 1
 
 
-def test_capture_raises_for_parameters_that_another_process_made_nan(tmp_path):
+def test_snapshot_raises_for_parameters_that_another_process_made_nan(tmp_path):
     whole = Trainer(parse_config([*CARTPOLE, "--algorithm", "a3c", "--run-dir", str(tmp_path / "run")]))
     training_step = whole.algorithm.training_step
 

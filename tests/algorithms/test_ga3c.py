@@ -6,6 +6,7 @@ import statistics
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing import Pipe
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_predictor_that_never_has_memory_ends_the_run_with_advice_and_its_last
 def test_actor_collects_as_a_collector_with_the_network_would(setting):
     # Nothing is learned here, so policy lag does not matter and the experience must be the same, bit for bit.
     config, spaces, learner, compute = setting
-    config = config.__class__(**{**vars(config), "workers": 2})
+    config = replace(config, workers=2)
     before, taken = copy.deepcopy(learner.net), []
     learner.reward_count = config.exploration_rewards // 2  # of a resumed run
     noise = config.exploration_noise / 2
@@ -239,7 +240,7 @@ def test_policy_lag_is_the_number_of_updates_between_acting_and_learning(setting
 
 def test_actors_wait_for_a_slow_learner(setting):
     config, spaces, learner, compute = setting
-    config = config.__class__(**{**vars(config), "workers": 2})
+    config = replace(config, workers=2)
     algorithm = GA3C(config, spaces, learner, compute)
     learn, policy_lags = learner.learn, []
 
@@ -260,7 +261,7 @@ def test_actors_wait_for_a_slow_learner(setting):
 @pytest.mark.parametrize("setting", [FLAGS], indirect=True)
 def test_ga3c_deals_the_whole_queue_anew_in_every_epoch(setting):
     config, spaces, learner, compute = setting
-    config = config.__class__(**{**vars(config), "workers": 2, "epochs": 3, "shuffle": True})
+    config = replace(config, workers=2, epochs=3, shuffle=True)
     learner.config, dealt, queue = config, [], []
     learn, step = learner.learn, learner.take_step
     learner.learn = lambda rollout, num_minibatches: (
@@ -323,7 +324,7 @@ def test_resolve_sets_log_eps_for_ga3c_alone():
 
 def test_an_observation_crosses_to_the_device_once(setting, monkeypatch):
     config, spaces, learner, compute = setting
-    config = config.__class__(**{**vars(config), "workers": 2})
+    config = replace(config, workers=2)
     learner.config, learned, crossed = config, [], []
     cross = predictor_module.to_device
     size = math.prod(spaces.obs_shape)

@@ -198,10 +198,10 @@ PONG_SHAPE = (4, 84, 84)
 
 
 def test_resolve_sets_a_target_score_for_pong_only():
-    for env in ("PongNoFrameskip-v4", "ALE/Pong-v5"):
+    for env in ("PongNoFrameskip-v4", "ALE/Pong-v5", "Pong-v4", "pong"):
         assert Config(env=env).target_score is None
         assert resolve(Config(env=env), PONG_SHAPE).target_score == 18.0
-    for env in ("BreakoutNoFrameskip-v4", "custom/ping_pong-v0"):
+    for env in ("BreakoutNoFrameskip-v4", "custom/ping_pong-v0", "PingPong-v0", "Pong-Hard-v0"):
         assert resolve(Config(env=env), PONG_SHAPE).target_score is None
     assert resolve(Config(target_score=0.0), PONG_SHAPE).target_score == 0.0
 

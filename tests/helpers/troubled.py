@@ -104,7 +104,7 @@ def chatter_or_hang(chatter, pipe):
 def patience(pipe):
     """A worker that sends a message, waits for the reply, and takes its time for the next message."""
     pipe.send("one")
-    pipe.recv_bytes()
+    pipe.recv()
     time.sleep(1.0)
     pipe.send("another")
     time.sleep(60)

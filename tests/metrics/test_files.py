@@ -70,6 +70,52 @@ def test_csv_table_has_no_half_row_on_a_nearly_full_disk(tmp_path, monkeypatch):
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "222,3.0"]
 
 
+@pytest.mark.parametrize("rewound", [False, True])
+@pytest.mark.parametrize("refused", ["close", "truncate"])
+def test_csv_table_doubles_no_row_where_the_error_comes_late(refused, rewound, tmp_path, monkeypatch):
+    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
+    table.add([(1, 2.0)])
+    real = open
+
+    class Late:
+        """A file that takes all rows; then `close` fails, or a second write does, and the rows cannot be cut off."""
+
+        def __init__(self, *args, **kwargs):
+            self.file, self.written = real(*args, **kwargs), False
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+            if refused == "close":
+                raise OSError(122, "Disk quota exceeded")
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            if self.written:
+                raise OSError(122, "Disk quota exceeded")
+            self.written = refused == "truncate"
+            return self.file.write(content[:9] if self.written else content)
+
+        def truncate(self, size):
+            raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr("builtins.open", Late)
+    with pytest.raises(OSError, match="quota"):
+        table.add([(22, 3.0), (33, 4.0)])
+    monkeypatch.undo()
+    if rewound:
+        table.rewind(22)
+        table.add([(33, 5.0)])
+    else:
+        table.add()
+    last = "33,5.0" if rewound else "33,4.0"
+    assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "22,3.0", last]
+
+
 def test_csv_table_that_is_rewound_on_a_full_disk_doubles_no_row(tmp_path, disk):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
     table.add([(1, 1.0), (2, 1.0), (3, 1.0)])

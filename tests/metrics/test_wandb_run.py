@@ -219,3 +219,16 @@ def test_where_wandb_cannot_be_started_tensorboard_misses_nothing(tmp_path):
     logger.close()
     written = b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
     assert b"score/reward_100" in written
+
+
+def test_where_tensorboard_cannot_be_written_wandb_misses_nothing(tmp_path, monkeypatch):
+    (tmp_path / "tensorboard").write_text("a file")
+    sent = []
+    monkeypatch.setattr(WandbRun, "__init__", lambda self, run_dir, config: None)
+    monkeypatch.setattr(WandbRun, "add", lambda self, env_steps, points: sent.append(env_steps))
+    logger = RunLogger(tmp_path, Config(wandb=True))
+    for env_steps in (100, 200):
+        logger.metrics(row_of(env_steps))
+        with pytest.raises(OSError, match="exists"):
+            logger.write()
+    assert sent == [100, 200]

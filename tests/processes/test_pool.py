@@ -68,7 +68,7 @@ def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
         workers.await_all()
         assert workers.receive() == []
         workers.waited[0] = 59.9  # seconds in which it was given nothing to do
-        workers.reply([0], b"go on")
+        workers.reply([0], "go on")
         assert workers.await_all() == ["another"]  # for which it works longer than the tenth that was left
 
 

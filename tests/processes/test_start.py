@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from a2c.processes.start import available_cores, worker_context
+from a2c.processes.start import available_cores, without_main, worker_context
 
 ME = "/pod/container"
 CGROUPS = {  # name: (/proc/self/cgroup, files below /sys/fs/cgroup, cores)
@@ -52,6 +53,23 @@ def test_available_cores_respects_python_cpu_count(tmp_path, monkeypatch):
 def test_worker_context_is_spawn_on_macos(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert worker_context([]) == "spawn"
+
+
+def test_without_main_lets_one_thread_in_at_a_time(monkeypatch):
+    main, entered = sys.modules["__main__"], threading.Event()
+    monkeypatch.setattr(main, "__file__", "script.py", raising=False)  # pytest may run without a script
+
+    def enter():
+        with without_main():
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with without_main():
+        thread.start()
+        assert not entered.wait(0.2) and not hasattr(main, "__file__")
+    assert entered.wait(10)
+    thread.join()
+    assert main.__file__ == "script.py"
 
 
 USERS = """

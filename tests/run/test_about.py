@@ -86,6 +86,7 @@ def test_a_run_names_its_command_and_what_its_settings_stand_for(argv, command, 
     with closing(Compute(Config(threads=3, precision="float32"))) as compute:
         facts = run_facts(compute)
     assert (facts["command"], facts["device"], facts["precision"], facts["threads"]) == (command, "cpu", "float32", 3)
+    assert (facts["ranks"], facts["cuda_graphs"]) == (1, False)
     assert {"commit", "processor", "torch"} <= set(facts)
 
 

@@ -112,6 +112,18 @@ def test_run_outputs_save_checkpoints_while_a_table_cannot_be_written(tmp_path, 
     assert code == 0 and saved == [0, 80, 160, 240, 320, 400, 480]
 
 
+def test_run_outputs_say_that_the_last_rows_are_lost(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+
+    def block():
+        (run_dir / "episodes.csv").unlink()
+        (run_dir / "episodes.csv").mkdir()
+
+    _, code = disturbed(run_dir, block)
+    out = capsys.readouterr().out
+    assert code == 0 and out.count(f"the last rows are lost: they could not be written to {run_dir}") == 1
+
+
 def test_run_dir_that_is_removed_is_made_again_with_the_last_checkpoint(tmp_path, capsys):
     run_dir = tmp_path / "run"
     _, code = disturbed(run_dir, lambda: shutil.rmtree(run_dir))

@@ -137,6 +137,15 @@ def test_trainer_resumes_native_environments_with_new_episodes(tmp_path, capsys)
     assert "resumed at 80 env_steps; every environment starts a new episode" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_trainer_resumed_with_native_environments_starts_new_episodes(backend, tmp_path, capsys):
+    flags = ["--preset", "pong-fast", "--num-envs", "4", "--backend", backend, *SHORT]
+    run(tmp_path / "run", flags, [80])
+    config = parse_config(["--resume", str(tmp_path / "run"), "--backend", "native", "--stop-after", "160"])
+    assert Trainer(replace(config, progress=False)).run().env_steps == 160
+    assert "resumed at 80 env_steps; every environment starts a new episode" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "CartPole-v1"])
 def test_snapshot_restores_into_another_environment(env):
     def fresh(seed):

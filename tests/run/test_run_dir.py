@@ -15,6 +15,7 @@ from runs import TINY, after_rollout, disturbed, rows, tiny
 
 from a2c.cli import commands as cli
 from a2c.cli.flags import parse_config
+from a2c.config.config import Config
 from a2c.run import run_dir as directory
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import FILES, LEFTOVERS, RunLock
@@ -215,6 +216,34 @@ def test_run_lock_is_taken_again_in_a_directory_that_was_removed(tmp_path):
     lock = RunLock(run_dir)
     lock.take()  # free after the run
     lock.release()
+
+
+def test_a_run_does_not_write_over_one_that_has_begun_in_its_directory_meanwhile(tmp_path):
+    first, second = (Trainer(tiny(tmp_path / "run", gamma=gamma)) for gamma in (0.9, 0.98))
+    assert first.run().exit_code == 0
+    with pytest.raises(ValueError, match=r"run_dir must be new or empty, got .*run: another run has begun there"):
+        second.run()
+    assert Config.from_json((tmp_path / "run" / "config.json").read_text()).gamma == 0.9
+
+
+def test_runs_that_begin_together_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = [Trainer(tiny(None)) for _ in range(2)]
+    assert begun[0].run_dir != begun[1].run_dir
+    assert [trainer.run().exit_code for trainer in begun] == [0, 0]
+
+
+def test_a_run_stays_in_its_directory_where_the_program_changes_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    trainer = Trainer(tiny("runs/one", log_every=1e-6))
+    for progress in trainer:
+        if progress.env_steps == 160:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert len(rows(tmp_path / "runs/one/metrics.csv")) == 6
+    assert load_checkpoint(tmp_path / "runs/one/latest.pt")["env_steps"] == 480
+    assert "run directory runs/one" in capsys.readouterr().out
 
 
 def test_run_lock_that_another_process_has_taken_ends_the_run(tmp_path):

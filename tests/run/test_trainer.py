@@ -250,6 +250,7 @@ def test_a_trainer_runs_once(tmp_path):
     trainer.run()
     with pytest.raises(RuntimeError, match="runs once"):
         trainer.run()
+    assert trainer.result().exit_code == 0  # of the first run, whatever came after it
 
 
 def test_trainer_with_deterministic_gives_the_same_bits_and_restores_torch_settings(run_dir, tmp_path):

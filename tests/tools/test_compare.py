@@ -258,6 +258,12 @@ def test_a_directory_that_cannot_be_used_is_refused_by_the_name_of_its_option(tm
         fakes(tmp_path, "end")
 
 
+def test_the_directory_of_a_run_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="out must not be the directory of a run, got"):
+        fakes(tmp_path, "end")
+
+
 def test_a_second_comparison_in_the_same_directory_is_refused(tmp_path):
     lock = RunLock(tmp_path)
     lock.take()

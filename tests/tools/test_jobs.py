@@ -88,6 +88,14 @@ def test_what_a_run_prints_goes_to_its_log_and_one_line_tells_when_it_begins_and
     assert log == f"--- a2c train --do fail --run-dir {tmp_path}/x/seed-1\nerror: it is broken\n"
 
 
+def test_the_log_of_a_run_holds_plain_lines_where_colours_are_forced(tmp_path, monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+    code = "from rich.console import Console; print(Console().is_terminal)"
+    Jobs(tmp_path, [sys.executable, "-c", code]).train_all(runs("end"), 1)
+    assert "False" in (tmp_path / "x/seed-0.log").read_text().splitlines()
+
+
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again_by_the_next_comparison(tmp_path):
     first = trained(tmp_path, "fail once", "end", "end")
     assert first.codes == {"x/seed-0": 1, "x/seed-1": 0, "x/seed-2": 0}

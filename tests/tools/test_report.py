@@ -71,6 +71,13 @@ def test_every_row_of_the_evaluations_is_drawn_at_the_decisions_and_the_time_of_
     }
 
 
+def test_a_table_without_decisions_does_not_end_the_report(tmp_path):
+    run_dir = make_run(tmp_path / "run")
+    (run_dir / "evaluations.csv").write_text("env_steps,episodes,mean,min,max\n500,30,3.5,1,9\n")
+    (run_dir / "metrics.csv").write_text("steps,seconds\n500,25\n")
+    assert read_report(run_dir)["evaluations"]["minutes"] == [0.416667]
+
+
 def test_an_evaluation_that_is_being_played_does_not_end_the_report(tmp_path):
     (make_run(tmp_path / "run") / "evaluation.json").touch()
     assert ("Evaluation", "evaluation.json is not complete") in read_report(tmp_path / "run")["summary"]

@@ -1,6 +1,8 @@
 """`a2c sweep`: who is trained for how long, who goes on, what a budget ends, what is refused."""
 
+import signal
 import sys
+import time
 from dataclasses import replace
 
 import fake_train
@@ -10,9 +12,10 @@ from runs import rows
 from a2c.cli import commands as cli
 from a2c.config.config import Config
 from a2c.run.checkpoint import load_checkpoint
+from a2c.tools.jobs import Jobs
 from a2c.tools.runs import Run
 from a2c.tools.summary import OUT_OF_TIME
-from a2c.tools.sweep import Round, by_result, parse_budget, plan, sweep, until
+from a2c.tools.sweep import Round, _as_trained, by_result, parse_budget, plan, sweep, until
 
 FAKE = [sys.executable, fake_train.__file__]
 CONFIG = replace(Config.from_preset("cartpole"), threads=1, total_env_steps=8192)  # rollouts of 512
@@ -111,6 +114,32 @@ def test_a_run_that_an_earlier_sweep_has_trained_further_is_shown_as_it_is(tmp_p
     assert sweep(tmp_path, runs(4), scores(10, 40, 20, 30), 2, "a2c sweep", "9000") == 0  # 1,024 and 3,072
     summary = {row["setting"]: row["budget"] for row in rows(tmp_path / "summary.csv")}
     assert summary == {"gamma=1": "8192", "gamma=3": "8192", "gamma=2": "4096", "gamma=0": "4096"}
+
+
+@pytest.mark.parametrize(("stopped", "budget"), [(0, 8192), (2048, 4096), (6144, 6144)])
+def test_a_run_that_compare_has_trained_to_the_end_is_shown_with_its_whole_budget(stopped, budget):
+    (run,) = runs(1, total_env_steps=8192, stop_after=4096)
+    assert _as_trained(run, {"exit_status": 0, "stop_after": stopped}).budget == budget
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_failure_counts_where_the_time_ends_before_the_run_is_tried_again(tried, tmp_path, monkeypatch):
+    grid = [replace(run, flags=("--do", "fail" if run.config.seed == 0 else "end")) for run in runs(4, 3)]
+    train_all, rounds = Jobs.train_all, []
+
+    def one_round(self, todo, jobs):
+        rounds.append(todo)
+        if len(rounds) == 2 and tried:  # two runs that have failed begin again, and are stopped
+            todo, self.deadline = [replace(run, flags=("--do", "wait")) for run in todo], time.monotonic()
+        elif len(rounds) == 2:
+            self.request.handle(signal.SIGALRM, None)  # the time ends before a run of the second round begins
+        train_all(self, todo, jobs)
+
+    monkeypatch.setattr(Jobs, "train_all", one_round)
+    assert sweep(tmp_path, grid, FAKE, 2, "a2c sweep", "2h") == 1
+    assert len(rounds) == 2
+    codes = [row["exit_status"] for row in rows(tmp_path / "compare.csv") if row["seed"] == "0"]
+    assert codes == (["124", "124", "1", "1"] if tried else ["1"] * 4)
 
 
 def test_a_setting_whose_runs_fail_is_the_last_and_counted(tmp_path, capfd):
