@@ -155,6 +155,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "more-games": (after_2_million, sorted(GAMES - set(LONG))),
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
+        "avx2": (learning, ["pong-fast-avx2", "default-avx2"]),
         "strict": (learning, ["strict"]),
         "a2c-strict": (learning, ["a2c-strict"]),
         "family": (learning, ["family"]),
@@ -171,7 +172,13 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "epochs": (trials, ["epochs-trials.csv"]),
         "trials": (trials, ["trials.csv"]),
         "sticky": (sticky_trials, ["sticky-trials.csv"]),
-        "search": (search, ["pong-fast", "pong-fast-two-cores", "default", "strict", "family", "lstm", "search-*"]),
+        "search": (
+            search,
+            [
+                *("pong-fast", "pong-fast-two-cores", "pong-fast-avx2", "default", "default-avx2"),
+                *("strict", "family", "lstm", "search-*"),
+            ],
+        ),
     },
 }
 

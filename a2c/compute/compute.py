@@ -34,7 +34,8 @@ class Compute:
 
     Where the GPU is asked for and there is none, `device` is the CPU. A GPU becomes the current one of the caller's
     thread and stays that. Until `close`, torch's operators run on one thread in the caller's thread and in new ones.
-    `deterministic` also sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays.
+    `deterministic` also sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays; torch reads it at the
+    first matrix product of the process on a GPU, so a program that has used the GPU before must set it itself.
     """
 
     def __init__(self, config: Config, ranks: Ranks | None = None) -> None:

@@ -8,6 +8,7 @@ calls the function instead, over the same kind of buffers, so whatever depends o
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,11 +72,14 @@ class GraphReplay:
     ) -> None:
         """`inputs`: the buffers. The function is called, and draws from `generator`."""
         self.function, self.inputs = function, inputs  # kept: a graph reads memory that the function refers to
-        _warm_up(function, inputs)
+        # Graphs of one stream share cuBLAS's workspace, which the first of them that is deleted may free.
+        self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        _warm_up(function, inputs, self.stream)
         self.graph: Any = torch.cuda.CUDAGraph()
         if generator is not None:  # each replay then draws new numbers
             self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph):
+        gc.collect()  # a dead graph that Python deleted during the capture would end it
+        with torch.cuda.graph(self.graph, stream=self.stream):
             self.outputs = list(function(*inputs))
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
@@ -84,9 +88,9 @@ class GraphReplay:
         return self.outputs
 
 
-def _warm_up(function: TensorFunction, inputs: Sequence[Tensor]) -> None:
-    """Call `function` on a stream of its own, as a capture does: what it allocates must not belong to another one."""
-    caller, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _warm_up(function: TensorFunction, inputs: Sequence[Tensor], side: Any) -> None:
+    """Call `function` on the stream `side`, which will capture it: what it allocates must not belong to another one."""
+    caller = torch.cuda.current_stream()
     side.wait_stream(caller)
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):

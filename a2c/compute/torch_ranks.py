@@ -32,7 +32,7 @@ class TorchRanks(Ranks):
     """Ranks that torchrun has started, connected by gloo, and for tensors on a GPU by NCCL.
 
     Each method raises RankError, which names the lost ranks, if one has ended, or has let the others wait for
-    `patience` seconds.
+    `patience` seconds. A sum on a GPU only begins NCCL's work: a rank lost then is noticed at the next call of gloo.
     """
 
     def __init__(self, place: Place, cuda: bool = False, patience: float = PATIENCE) -> None:

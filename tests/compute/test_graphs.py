@@ -69,8 +69,8 @@ class Fakes:
         self.log.append("off")
 
     @contextlib.contextmanager
-    def graph(self, graph):
-        self.log.append("capture")
+    def graph(self, graph, stream):
+        self.log.append(f"capture on {stream.name}")
         yield
         self.log.append("captured")
 
@@ -119,7 +119,7 @@ def test_graph_is_warmed_up_on_a_side_stream_restored_captured_and_replayed(monk
         *("save", "side stream waits for caller's stream", "on side stream"),
         *(["function"] * graphs.WARM_UP),
         *("off", "caller's stream waits for side stream"),
-        *("register Generator", "capture", "function", "captured", "restore"),
+        *("register Generator", "capture on side stream", "function", "captured", "restore"),
     ]
     assert log == before
     outputs = replay(torch.full((2,), 5.0))

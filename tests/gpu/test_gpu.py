@@ -5,6 +5,8 @@ than on the CPU.
 """
 
 import copy
+import gc
+import os
 import warnings
 from contextlib import closing
 from dataclasses import replace
@@ -29,6 +31,7 @@ from a2c.run.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
 CUDA = "cuda:0"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it once, at its first matrix product
 PONG = ["--preset", "pong-fast", "--backend", "sync", "--num-envs", "16", "--rollout-steps", "8", "--num-minibatches"]
 PONG += ["3", "--threads", "2", "--precision", "float32", "--no-progress", "--deterministic", "--cuda"]
 CARTPOLE = ["--preset", "cartpole", "--shuffle", "--no-progress", "--cuda", "--total-env-steps", "1000000000"]
@@ -99,6 +102,19 @@ def test_a_replayed_run_gives_the_parameters_of_an_eager_one(tmp_path):
     flags = [*PONG, "--total-env-steps", str(3 * 8 * 16)]
     plain, replayed = trained(tmp_path / "a", [*flags, "--no-cuda-graphs"]), trained(tmp_path / "b", flags)
     close_to(plain["network"], replayed["network"], atol=1e-4)
+
+
+def test_graphs_outlive_those_of_environments_that_failed(tmp_path):
+    with closing(Trainer(parse_config([*PONG, "--run-dir", str(tmp_path / "run")]))) as run:
+        run.start()
+        for _ in range(3):  # each start captures the policies anew; the graphs of the learner's steps stay
+            run.algorithm.training_step()
+            run.algorithm.close(failed=True)
+            gc.collect()
+            run.algorithm.start(new_run=False)
+        run.algorithm.training_step()
+        assert run.learner.env_steps == 4 * 8 * 16
+        assert all(parameter.isfinite().all() for parameter in run.learner.net.parameters())
 
 
 def test_replayed_decisions_are_the_eager_ones_for_the_same_noise():
