@@ -22,7 +22,7 @@ a2c compare runs/results/default --preset default --seeds 290..294 --keep-policy
 # Both in float32, without the instructions that only some processors have, on both cores.
 export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 a2c compare runs/results/pong-fast-avx2 --preset pong-fast --precision float32 --seeds 370..374 --keep-policy-every 20000
-a2c compare runs/results/default-avx2 --preset default --precision float32 --seeds 375..376 --keep-policy-every 20000
+a2c compare runs/results/default-avx2 --preset default --precision float32 --seeds 375..377 --keep-policy-every 20000
 unset ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA
 
 # On a GPU. Without one, remove what they wrote: they would train on the CPU.
