@@ -269,6 +269,7 @@ def test_make_network_must_be_told_whether_channels_are_frames_or_colours():
         ("small", (3, 2), r"network must be mlp or lstm for observations of shape \[3, 2\], got small"),
         ("atari", (4, 35, 84), "network must be nips, small, lstm or custom for images of 35x84 pixels, got atari"),
         ("nips", (4, 84, 19), "network must be small, lstm or custom for images of 84x19 pixels, got nips"),
+        ("nature", (4, 84, 20), "network must be nips, small, lstm or custom for images of 84x20 pixels, got nature"),
         ("nature", (4, 84, 19), "network must be small, lstm or custom for images of 84x19 pixels, got nature"),
     ],
 )

@@ -123,6 +123,7 @@ def test_update_normalizer_counts_only_the_last_frame_of_a_stack():
     learner.update_normalizer(obs)
     newest = obs[:, :, -1].flatten(0, 1).double()
     assert int(learner.normalizer.count) == 10
+    assert learner.normalizer.mean.shape == learner.normalizer.var.shape == (42, 42)
     np.testing.assert_allclose(learner.normalizer.mean, newest.mean(0), rtol=1e-5)
 
 

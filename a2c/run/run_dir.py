@@ -59,7 +59,7 @@ def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
 def claim(lock: RunLock, config: Config) -> None:
     """Make the run directory and keep other processes out; ValueError if that is impossible, or a run is there now."""
     lock.take()
-    paths = [path for name in (*FILES, *GROWING) if (path := lock.run_dir / name).exists()]
+    paths = [path for name in {*FILES, *GROWING} if (path := lock.run_dir / name).exists()]
     if config.resume is None and not all(map(_is_leftover, paths)):
         lock.release()
         raise ValueError(f"run_dir must be new or empty, got {lock.run_dir}: another run has begun there")

@@ -40,12 +40,12 @@ class RunState:
         self.scores, self.timer, self.ranks = scores, timer, learner.compute.ranks
         self.in_memory: dict[str, Any] = {}  # the last copy, with the keys of a checkpoint
         self.path: Path | None = None  # of the checkpoint that was loaded
+        self.started = False
         self.seconds_before = 0.0  # wall time of earlier sessions
         self.saved_best = -math.inf  # mean score of the policy in best.pt
         self.saved_at = -config.checkpoint_every  # env_steps of latest.pt; a new run has none, so one is due
         self.kept_at = 0  # env_steps of the last policy file, or of the start
-        # env_steps between two copies in memory
-        self.distance = SNAPSHOT_EVERY * config.num_envs * max(config.rollout_steps, 20)
+        self.distance = SNAPSHOT_EVERY * config.num_envs * max(config.rollout_steps, 20)  # env_steps between two copies
 
     @property
     def env_steps(self) -> int:
@@ -69,12 +69,18 @@ class RunState:
         parts = algorithm.get("ranks", [algorithm])
         return parts[self.ranks.rank] if len(parts) == self.ranks.size else None
 
+    def check_new(self) -> None:
+        """RuntimeError after `start`."""
+        if self.started:
+            raise RuntimeError("a Trainer runs once; make another one")
+
     def start(self) -> bool:
         """Start the algorithm and the clock; True if the running episodes of a loaded checkpoint continue.
 
-        CheckpointError if these episodes are damaged.
+        CheckpointError if these episodes are damaged, RuntimeError when called again.
         """
-        continued = False
+        self.check_new()
+        self.started, continued = True, False
         if self.path is None:
             self.algorithm.start(new_run=True)
         else:

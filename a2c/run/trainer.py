@@ -79,7 +79,7 @@ class Trainer:
             if checkpoint:
                 self.state.load(self.run_dir / LATEST, checkpoint)
             refused.pop_all()
-        self.started = self.episodes_continue = False
+        self.episodes_continue = False
         self.episodes: list[Episode] = []  # that ended in the last step
         self.error: Exception | None = None  # that has ended the run
         self.seconds = self.state.seconds_before  # of training, once the run has ended
@@ -119,8 +119,7 @@ class Trainer:
 
         Leaving the loop ends the run with a checkpoint, as a signal does. Between two steps signals are the caller's.
         """
-        if self.started:
-            raise RuntimeError("a Trainer runs once; make another one")
+        self.state.check_new()
         try:
             begun = training = self._guarded(self._begin)
             while training:
@@ -227,8 +226,7 @@ class Trainer:
         self.ranks.on_rank_0(lambda: claim(self.lock, self.config))
 
     def start(self) -> None:
-        """Start environments and workers, without writing anything."""
-        self.started = True
+        """Start environments and workers, without writing anything. RuntimeError when called again."""
         self.register_env()  # again: since then, another of the same name may have been registered
         self.episodes_continue = self.state.start()
 

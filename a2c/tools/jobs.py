@@ -86,12 +86,14 @@ class Jobs:
 
     def is_finished(self, run: Run) -> bool:
         """Whether a run needs no process any more: it has ended well, where it shall stop or later."""
-        status: object = self.ended.get(run.name)
-        if not isinstance(status, dict):
-            return False
-        stopped, stop = number_in(status, "stop_after"), run.config.stop_after  # 0: at its end
+        stopped, stop = self.recorded(run, "stop_after"), run.config.stop_after  # 0: at its end
         far_enough = stopped is not None and (stopped == 0 or 0 < stop <= stopped)
-        return number_in(status, "exit_status") == 0 and far_enough and (self.out / run.name / LATEST).exists()
+        return self.recorded(run, "exit_status") == 0 and far_enough and (self.out / run.name / LATEST).exists()
+
+    def recorded(self, run: Run, name: str) -> float | None:
+        """The number `name` in the status of a run that has ended; None where there is none."""
+        status: object = self.ended.get(run.name)
+        return number_in(status, name) if isinstance(status, dict) else None
 
     @property
     def out_of_time(self) -> bool:

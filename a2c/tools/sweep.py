@@ -15,7 +15,6 @@ import numpy as np
 from a2c.metrics.results import first_passage, median, moving_mean, read_finished
 from a2c.tools.compare import opened, report
 from a2c.tools.jobs import Jobs
-from a2c.tools.read_run import number_in
 from a2c.tools.runs import Run
 from a2c.tools.summary import OUT_OF_TIME
 
@@ -63,7 +62,10 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
             )
             work.train_all(todo, jobs)
             reached |= {run.name: run for run in todo}
-            codes |= {run.name: _earlier_code(work.ended.get(run.name)) for run in todo} | work.codes
+            earlier = {
+                run.name: int(work.recorded(run, "exit_status") or OUT_OF_TIME) for run in todo
+            }  # a failure stays
+            codes |= earlier | work.codes
             complete = len(work.codes) == len(todo)
             if complete or number == 1:  # else the order of the round before is the fairer one
                 ranked[: one.settings] = by_result(out, todo, codes)
@@ -74,7 +76,7 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
                 return 128 + work.request.number
             print(f"the budget of {budget} is used up in round {number}; the same command continues")
             break
-        shown = [_as_trained(run, work.ended.get(run.name)) for run in reached.values()]
+        shown = [_as_trained(run, work.recorded(run, "stop_after")) for run in reached.values()]
         report(out, sorted(shown, key=lambda run: ranked.index(run.setting)), codes)
         return int(any(code not in (0, OUT_OF_TIME) for code in codes.values()))
 
@@ -104,15 +106,8 @@ def until(run: Run, end: Round) -> Run:
     return dataclasses.replace(_stopping(run, stop), flags=(*run.flags, "--stop-after", str(stop)))
 
 
-def _earlier_code(status: object) -> int:
-    """Exit status of a run that has not ended in this round: of an earlier try that failed, else `OUT_OF_TIME`."""
-    code = number_in(status, "exit_status") if isinstance(status, dict) else None
-    return int(code or OUT_OF_TIME)
-
-
-def _as_trained(run: Run, status: object) -> Run:
-    """The run with the stop in its `status`, if that is further: of another sweep, or 0, its end, of `compare`."""
-    stopped = number_in(status, "stop_after") if isinstance(status, dict) else None
+def _as_trained(run: Run, stopped: float | None) -> Run:
+    """The run with the stop in its status, if that is further: of another sweep, or 0, its end, of `compare`."""
     return run if stopped is None else _stopping(run, max(int(stopped), run.config.stop_after) if stopped else 0)
 
 

@@ -250,6 +250,8 @@ def test_a_trainer_runs_once(tmp_path):
     trainer.run()
     with pytest.raises(RuntimeError, match="runs once"):
         trainer.run()
+    with pytest.raises(RuntimeError, match="runs once"):
+        trainer.start()
     assert trainer.result().exit_code == 0  # of the first run, whatever came after it
 
 
