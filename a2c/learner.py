@@ -66,7 +66,7 @@ class Learner:
             self.optimizer = make_optimizer(self.net, config, compute.replays)
         else:
             self.optimizer = shared.optimizer
-            self.net = with_own_statistics(shared.net) if shared.statistics else shared.net  # merged are each one's own
+            self.net = with_own_statistics(shared.net) if shared.statistics else shared.net  # merged: its own
         normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a network that is not a2c's
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
@@ -215,7 +215,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "rewards": max(0.0, self.reward_count),  # what workers of a3c take back at once may be more than there was
+            "rewards": max(0.0, self.reward_count),  # workers of a3c may lower it at once, below 0
             "metrics": self.update_metrics(),
         }
 

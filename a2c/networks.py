@@ -124,8 +124,8 @@ class MlpA2C(nn.Module):
 class LstmA2C(nn.Module):
     """A recurrent network: convolutions, an LSTM cell, linear policy and value.
 
-    For images four convolutions of 32 channels (3x3, stride 2, padding 1) with ELU, as in recurrent A3C programs for
-    42x42 frames; the 256 units are those of Mnih et al. (2016), section 5.1. A vector enters the cell as it is.
+    For images four convolutions of 32 channels (3x3, stride 2, padding 1) with ELU, as in OpenAI's
+    universe-starter-agent; the 256 units are those of Mnih et al. (2016), section 5.1. A vector enters the cell as it is.
     An rnn_state `[B, rnn_state_size]` is the cell's hidden and cell state side by side.
     """
 
@@ -228,7 +228,7 @@ def conv_features(conv: nn.Module, input_shape: tuple[int, ...]) -> int:
             assert not isinstance(layer.padding, str)
             steps = zip(sizes, layer.padding, layer.kernel_size, layer.stride, strict=True)
             channels, sizes = layer.out_channels, [(n + 2 * p - k) // s + 1 for n, p, k, s in steps]
-    if min(sizes, default=1) < 1:  # a vector has none
+    if min(sizes, default=1) < 1:  # `sizes` is empty for a vector
         raise ValueError(f"input_shape must be larger for these convolutions, got {list(input_shape)}")
     return channels * math.prod(sizes)
 

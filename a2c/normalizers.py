@@ -71,7 +71,7 @@ class PixelNorm(nn.Module):
     @torch.no_grad()
     def merge(self, parts: Sequence[Any]) -> None:
         """Become the statistics of all frames of `parts`; an exact copy of the first if only it has seen any."""
-        counts = [int(part.count) for part in parts]  # first of all: one that is being updated writes it last
+        counts = [int(part.count) for part in parts]  # read first: a worker that updates meanwhile writes it last
         self.load_state_dict(parts[0].state_dict())
         seen = counts[0]
         for part, count in zip(parts[1:], counts[1:], strict=True):
@@ -92,8 +92,8 @@ class FrameNorm(nn.Module):
         x    = (frame - m / (1 - alpha^k)) / (s / (1 - alpha^k))
 
     The division undoes the bias of the zero that the averages start from (Kingma & Ba, 2015,
-    section 3, who do it for Adam's moments). The preprocessing of the recurrent A3C programs,
-    with their alpha of 0.9999. A frame is the last of a stack (`stacked`) or all channels of an image.
+    section 3, who do it for Adam's moments). Formula and alpha are those of `NormalizedEnv` in
+    dgriff777/rl_a3c_pytorch. A frame is the last of a stack (`stacked`) or all channels of an image.
     """
 
     ALPHA = 0.9999

@@ -3,8 +3,8 @@
 An `rnn_state [N, H]` is what a recurrent network carries, a row per environment; H is 0 for any other network.
 It is set to zero where an episode starts: by `step` here, and by the network's own `replay`.
 
-`replay` evaluates a rollout again, with gradients; a `Replay` (`a2c.compute.graphs`) is a function
-that is called again over the same memory, on a GPU as a CUDA graph.
+`replay` evaluates the decisions of a rollout again, with gradients. A `Replay` (`a2c.compute.graphs`) is something
+else: a function that is called again over the same memory, on a GPU as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = Non
     if custom and config.network != "custom":
         raise ValueError(f"it is of network {config.network}, which is a2c's: leave out network")
     try:
-        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # of the caller
+        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's is kept
             net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
             if custom:
                 check_network(net, spaces)

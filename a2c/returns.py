@@ -1,4 +1,4 @@
-"""Returns: the targets of the value head; less its values, they are the advantages.
+"""Returns: the targets of the value head. Return minus predicted value is the advantage.
 
 Pure mathematics on `[T, N]` tensors; this file imports nothing from the package.
 """

@@ -16,7 +16,7 @@ from a2c.envs.packing import pack, unpack, unpack_like
 
 FRAME_SKIP = 4  # emulator frames per agent decision, on every backend
 STATE_LIMIT = 2**20  # bytes of an emulator's state at most; about 15,000 are usual
-CROP = slice(34, 194)  # rows of the screen with the playing field, as in the A3C programs for universe
+CROP = slice(34, 194)  # rows of the screen with the playing field, as in OpenAI's universe-starter-agent
 
 gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)

@@ -1,8 +1,8 @@
 """Vector environments on three backends, and the seeds of a run.
 
-The contract of all backends is the docstring of `a2c.envs`. Preprocessing is that of DQN (Mnih et al., 2015, Methods)
-as in OpenAI Baselines: up to `noop_max` no-ops, one FIRE where the game has that button, 4 frames per decision,
-maximum over the last two, grey, area-scaled.
+The contract of all backends is the docstring of `a2c.envs`. Preprocessing is that of DQN (Mnih et al., 2015, Methods):
+up to `noop_max` no-ops, 4 frames per decision, maximum over the last two, grey, area-scaled. An episode begins with one
+frame of FIRE where the game has that button (OpenAI Baselines: two decisions, and two more after every lost life).
 """
 
 from __future__ import annotations
