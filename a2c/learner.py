@@ -22,7 +22,8 @@ from a2c.policy import check_network, count_rewards, exploration_noise
 from a2c.rollout import Rollout, split_edges
 from a2c.update import Minibatch, Terms, check_steps, clipped_step, compute_gradients, describe_update, sum_gradients
 
-StepFunction = Callable[[Minibatch, int, bool, float], tuple[Terms, Tensor]]
+Step = tuple[Terms, Tensor]  # what an optimiser step computed: terms, and the gradient's norm before clipping
+StepFunction = Callable[[Minibatch, int, bool, float], Step]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -40,7 +41,7 @@ class Learner:
 
     `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, computes actions and gradients.
     `env_steps` counts the decisions that were learned from, `updates` the optimiser steps; `reward_count`, with
-    exploration noise only (see `count_rewards`), was last updated after `rewarded_at` decisions.
+    exploration noise only (see `count_rewards`), was last changed after `counted_at` decisions.
     """
 
     def __init__(
@@ -71,14 +72,18 @@ class Learner:
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
-        self.env_steps = self.updates = self.rewarded_at = 0
-        self.reward_count = 0.0
+        self.env_steps, self.updates, self.counted_at, self.reward_count = 0, 0, 0, 0.0
         self.rollout_decisions = shared.decisions if shared else config.num_envs * config.rollout_steps
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
-        self.last_update: tuple[Terms, Tensor] | None = None  # and the gradient's norm before clipping
+        self.last_update: Step | None = None
         self.step: StepFunction = self.take_step
         self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
+
+    @property
+    def noise(self) -> float:
+        """The scale of the exploration noise that the next rollout has (see `Policy.perturb`)."""
+        return exploration_noise(self.config, self.reward_count)
 
     def learn(
         self,
@@ -98,8 +103,7 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        noise = exploration_noise(self.config, self.reward_count)  # of the policy that acted
-        done: list[tuple[Terms, Tensor]] = []
+        done: list[Step] = []
         version, lags = float(rollout.policy_version.mean()), []
         if minibatches is None:
             dealt = self._minibatches(rollout, num_minibatches)
@@ -107,7 +111,7 @@ class Learner:
             dealt = ((minibatch, len(minibatch)) for minibatch in minibatches)
         for minibatch, size in dealt:
             lags.append(self.updates - version)
-            off_policy = lags[-1] > 0 or noise > 0
+            off_policy = lags[-1] > 0 or self.noise > 0
             done.append(self.step(minibatch, size, off_policy, self.entropy_coef))
             self.updates = count() if count else self.updates + 1
         check_steps(done, self.net, self.updates)
@@ -120,10 +124,10 @@ class Learner:
         self.env_steps += self._decisions(rollout)
         if self.config.exploration_noise > 0:
             rewards = int(self.compute.ranks.all_reduce(rollout.rewards.count_nonzero()))
-            unrewarded = self.env_steps - self.rewarded_at
+            unrewarded = self.env_steps - self.counted_at
             if rewards or unrewarded >= self.rollout_decisions:  # a3c and ga3c also learn from parts of a rollout
                 self.reward_count = count_rewards(self.config, self.reward_count, rewards, unrewarded)
-                self.rewarded_at = self.env_steps
+                self.counted_at = self.env_steps
 
     def _decisions(self, rollout: Rollout) -> int:
         """Decisions of the whole rollout, of which this rank may have a part."""
@@ -152,13 +156,8 @@ class Learner:
                 dealt = rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
                 yield from zip(dealt, map(len, parts), strict=True)
 
-    def take_step(
-        self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor
-    ) -> tuple[Terms, Tensor]:
-        """One step on `minibatch`, this rank's part of `size` samples.
-
-        Returns the terms over all of them and the gradient's norm before clipping.
-        """
+    def take_step(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor) -> Step:
+        """One optimiser step on `minibatch`, this rank's part of `size` samples; the terms are over all of them."""
         config, compute = self.config, self.compute
         gradients, terms = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
         terms = sum_gradients(self.net, gradients, terms, compute.ranks, share=len(minibatch) / size)
@@ -185,10 +184,10 @@ class Learner:
         if self.replica is not self.net:
             sync_replica(self.replica, self.net)
 
-    def set_counts(self, env_steps: int, updates: int, reward_count: float, rewarded_at: int | None = None) -> None:
-        """Set the counts to those of all learners of the run together; `rewarded_at` None: to `env_steps`."""
+    def set_counts(self, env_steps: int, updates: int, reward_count: float, counted_at: int | None = None) -> None:
+        """Set the counts to those of all learners of the run together; `counted_at` None: to `env_steps`."""
         self.env_steps, self.updates, self.reward_count = env_steps, updates, reward_count
-        self.rewarded_at = env_steps if rewarded_at is None else rewarded_at
+        self.counted_at = env_steps if counted_at is None else counted_at
 
     def add_remote(self, env_steps: int, updates: int, reward_count: float, metrics: dict[str, float]) -> None:
         """Count what a learner of another process has done; `metrics`: of its last update, empty if it sent none."""
@@ -197,8 +196,7 @@ class Learner:
 
     def metrics(self) -> dict[str, float]:
         """Counts, schedules, and the terms of the last update (of an earlier session where this one has none)."""
-        noise = exploration_noise(self.config, self.reward_count)
-        schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": noise}
+        schedules = {"learning_rate": learning_rate(self.config, self.env_steps), "exploration_noise": self.noise}
         return {"env_steps": self.env_steps, "updates": self.updates, **schedules, **self.update_metrics()}
 
     def update_metrics(self) -> dict[str, float]:
@@ -224,8 +222,7 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        reward_count = float(state.get("rewards", 0.0))  # not in checkpoints of 0.4.0
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), reward_count)
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(state.get("rewards", 0.0)))  # 0.4.0: none
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

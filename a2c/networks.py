@@ -125,7 +125,7 @@ class LstmA2C(nn.Module):
     """A recurrent network: convolutions, an LSTM cell, linear policy and value.
 
     For images four convolutions of 32 channels (3x3, stride 2, padding 1) with ELU, as in OpenAI's
-    universe-starter-agent; the 256 units are those of Mnih et al. (2016), section 5.1. A vector enters the cell as it is.
+    universe-starter-agent; the 256 units are those of Mnih et al. (2016), section 5.1. A vector enters the cell as is.
     An rnn_state `[B, rnn_state_size]` is the cell's hidden and cell state side by side.
     """
 

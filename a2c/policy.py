@@ -131,6 +131,31 @@ class Policy:
         self.rnn_state = saved.to(self.rnn_state.device)
 
 
+def initial_state(net: nn.Module, num_envs: int, device: str | torch.device = "cpu") -> Tensor:
+    """The rnn_state `[num_envs, H]` in which every episode starts: zeros."""
+    return torch.zeros(num_envs, getattr(net, "rnn_state_size", 0), device=device)
+
+
+def step(net: nn.Module, obs: Tensor, rnn_state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One decision: `(logits [B, A], values [B, 1], rnn_state [B, H])` of `obs [B, ...]`; `starts [B]` as in `act`."""
+    if rnn_state.shape[1] == 0:
+        return *net(obs), rnn_state
+    logits, values, rnn_state = net.step(obs, rnn_state * ~starts[:, None])  # type: ignore[operator]
+    return logits, values, rnn_state.float()
+
+
+def replay(net: nn.Module, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+    """The decisions of a rollout again, with gradients: `(logits [T, N, A], values [T, N])`.
+
+    `obs [T, N, ...]`, `starts [T, N]`, and the `rnn_state [N, H]` that was carried into obs[0].
+    """
+    if rnn_state.shape[1] == 0:
+        logits, values = net(obs.flatten(0, 1))
+    else:
+        logits, values = net.replay(obs, starts, rnn_state)  # type: ignore[operator]
+    return logits.unflatten(0, starts.shape), values.view(starts.shape)
+
+
 def exploration_noise(config: Config, reward_count: float) -> float:
     """The scale of `Policy.perturb`: falls linearly to 0 as `reward_count` rises to `exploration_rewards`."""
     return config.exploration_noise * min(max(1.0 - reward_count / config.exploration_rewards, 0.0), 1.0)
@@ -174,7 +199,7 @@ def check_network(net: nn.Module, spaces: Spaces) -> None:
 
 
 def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
-    """ValueError if `step` or `replay` below cannot use `net`; `obs [2, ...]`."""
+    """ValueError if `step` or `replay` cannot use `net`; `obs [2, ...]`."""
     rule = "network with rnn_state_size H must have step(obs [B, ...], rnn_state [B, H]) and replay, as LstmA2C has"
     rnn_state, starts = initial_state(net, 2), torch.ones(2, dtype=torch.bool)
     try:
@@ -203,28 +228,3 @@ def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = Non
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(reason) from error
     return net
-
-
-def initial_state(net: nn.Module, num_envs: int, device: str | torch.device = "cpu") -> Tensor:
-    """The rnn_state `[num_envs, H]` in which every episode starts: zeros."""
-    return torch.zeros(num_envs, getattr(net, "rnn_state_size", 0), device=device)
-
-
-def step(net: nn.Module, obs: Tensor, rnn_state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One decision: `(logits [B, A], values [B, 1], rnn_state [B, H])` of `obs [B, ...]`; `starts [B]` as in `act`."""
-    if rnn_state.shape[1] == 0:
-        return *net(obs), rnn_state
-    logits, values, rnn_state = net.step(obs, rnn_state * ~starts[:, None])  # type: ignore[operator]
-    return logits, values, rnn_state.float()
-
-
-def replay(net: nn.Module, obs: Tensor, starts: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-    """The decisions of a rollout again, with gradients: `(logits [T, N, A], values [T, N])`.
-
-    `obs [T, N, ...]`, `starts [T, N]`, and the `rnn_state [N, H]` that was carried into obs[0].
-    """
-    if rnn_state.shape[1] == 0:
-        logits, values = net(obs.flatten(0, 1))
-    else:
-        logits, values = net.replay(obs, starts, rnn_state)  # type: ignore[operator]
-    return logits.unflatten(0, starts.shape), values.view(starts.shape)

@@ -26,41 +26,6 @@ def _tensor(axes: str, dtype: torch.dtype | None = None, on_host: bool = False) 
     return field(metadata={"axes": axes, "dtype": dtype, "on_host": on_host})
 
 
-class Batch(NamedTuple):
-    """What the loss takes: the network's outputs, which carry the graph, and what they are compared with."""
-
-    logits: Tensor  # [B, A]
-    values: Tensor  # [B]
-    actions: Tensor  # [B] int64
-    returns: Tensor  # [B] float32
-    behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
-
-
-@dataclass
-class ShuffledMinibatch:
-    """A minibatch of single decisions, in any order, whose returns are known."""
-
-    obs: Tensor  # [B, ...]
-    actions: Tensor  # [B] int64
-    returns: Tensor  # [B] float32
-    log_probs: Tensor  # [B] float32, of the policy that acted
-
-    def split(self, parts: int) -> list[ShuffledMinibatch]:
-        """At most `parts` minibatches of almost equal size; views, no copies."""
-        tensors = self.obs, self.actions, self.returns, self.log_probs
-        pieces = zip(*(tensor.tensor_split(min(parts, len(self))) for tensor in tensors), strict=True)
-        return [ShuffledMinibatch(*piece) for piece in pieces]
-
-    def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
-        """Forward pass; discount, lambda and clip are in the returns already."""
-        logits, values = net(self.obs)
-        behaviour = self.log_probs if off_policy else None
-        return Batch(logits, flat_values(values, len(self)), self.actions, self.returns, behaviour)
-
-    def __len__(self) -> int:
-        return len(self.actions)
-
-
 @dataclass
 class Rollout:
     """`T` decisions of `N` environments, taken by one policy (with GA3C, one that is updated meanwhile).
@@ -97,13 +62,18 @@ class Rollout:
 
         return Rollout(**{f.name: make(**f.metadata) for f in fields(Rollout)})
 
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.actions.shape[1]
+
     def check(self) -> None:
         """ValueError unless `final_index` names each step that was truncated and not terminated, once.
 
         A step without its entry would be bootstrapped from the next episode. Waits for a GPU where the flags are there.
         """
         wanted = (self.truncated & ~self.terminated).cpu().nonzero()  # [K, 2]
-        order = (self.final_index[:, 0] * self.truncated.shape[1] + self.final_index[:, 1]).argsort()
+        order = (self.final_index[:, 0] * self.num_envs + self.final_index[:, 1]).argsort()
         if not torch.equal(self.final_index[order], wanted):
             raise ValueError(
                 "final_index must name each step (t, n) that is truncated and not terminated once, "
@@ -115,8 +85,7 @@ class Rollout:
 
     def split(self, parts: int) -> list[Rollout]:
         """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
-        envs = self.actions.shape[1]
-        return [self.slice_envs(low, high) for low, high in pairwise(split_edges(envs, parts))]
+        return [self.slice_envs(low, high) for low, high in pairwise(split_edges(self.num_envs, parts))]
 
     def shuffled(
         self, net: nn.Module, indices: Sequence[Tensor], gamma: float, gae_lambda: float, reward_clip: float
@@ -147,7 +116,7 @@ class Rollout:
     @staticmethod
     def join(rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the same length side by side, as one: the inverse of `split`."""
-        lows = accumulate((len(rollout.policy_version) for rollout in rollouts[:-1]), initial=0)
+        lows = accumulate((rollout.num_envs for rollout in rollouts[:-1]), initial=0)
         columns = [torch.tensor([0, low]) for low in lows]
 
         def joined(name: str, axes: str) -> Tensor:
@@ -187,20 +156,54 @@ class Rollout:
     @torch.no_grad()
     def returns(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:
         """The lambda-returns `[T, N]`; `net` values what follows the last step and the truncated ones."""
-        envs = self.actions.shape[1]
         after = torch.cat([self.next_obs, self.final_obs])  # [N + K, ...]
         rnn_state = torch.cat([self.next_rnn_state, self.final_rnn_state])
         starts = torch.zeros(len(after), dtype=torch.bool, device=after.device)  # no episode starts there
         bootstrap = flat_values(step(net, after, rnn_state, starts)[1], len(after))  # [N + K]
-        next_values = torch.cat([self.values[1:], bootstrap[None, :envs]])  # [T, N]
+        next_values = torch.cat([self.values[1:], bootstrap[None, : self.num_envs]])  # [T, N]
         t, n = to_device(self.final_index.T, after.device).unbind()
-        next_values[t, n] = bootstrap[envs:]
+        next_values[t, n] = bootstrap[self.num_envs :]
         rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
         flags = self.terminated, self.truncated
         return lambda_returns(rewards, next_values, *flags, gamma=gamma, gae_lambda=gae_lambda)
 
     def __len__(self) -> int:
         return math.prod(self.actions.shape)
+
+
+@dataclass
+class ShuffledMinibatch:
+    """A minibatch of single decisions, in any order, whose returns are known (see `Rollout.shuffled`)."""
+
+    obs: Tensor  # [B, ...]
+    actions: Tensor  # [B] int64
+    returns: Tensor  # [B] float32
+    log_probs: Tensor  # [B] float32, of the policy that acted
+
+    def split(self, parts: int) -> list[ShuffledMinibatch]:
+        """At most `parts` minibatches of almost equal size; views, no copies."""
+        tensors = self.obs, self.actions, self.returns, self.log_probs
+        pieces = zip(*(tensor.tensor_split(min(parts, len(self))) for tensor in tensors), strict=True)
+        return [ShuffledMinibatch(*piece) for piece in pieces]
+
+    def batch(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float, off_policy: bool) -> Batch:
+        """Forward pass; discount, lambda and clip are in the returns already."""
+        logits, values = net(self.obs)
+        behaviour = self.log_probs if off_policy else None
+        return Batch(logits, flat_values(values, len(self)), self.actions, self.returns, behaviour)
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+class Batch(NamedTuple):
+    """What the loss takes: the network's outputs, which carry the graph, and what they are compared with."""
+
+    logits: Tensor  # [B, A]
+    values: Tensor  # [B]
+    actions: Tensor  # [B] int64
+    returns: Tensor  # [B] float32
+    behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
 
 
 def split_edges(envs: int, parts: int) -> list[int]:

@@ -48,7 +48,7 @@ def compute_gradients(
     off_policy: bool,
     entropy_coef: float | Tensor,
 ) -> tuple[Gradients, Terms]:
-    """The gradients of the loss of `minibatch` with respect to `trained(net)`, and the terms of that loss.
+    """The gradients of the loss of `minibatch` with respect to `trainable_parameters(net)`, and the terms of that loss.
 
     `off_policy`: the policy that acted was another, older or with noise; then each sample of a rollout is weighted by
     its importance ratio, clipped at 1. `entropy_coef`: the schedule's present value. The minibatch is split into
@@ -58,7 +58,7 @@ def compute_gradients(
     if not len(minibatch):
         zero = torch.zeros((), device=compute.device)
         loss = A2CLoss(*[zero] * len(A2CLoss._fields))
-        return [(torch.zeros_like(parameter),) for parameter in trained(net)], Terms(loss, zero, zero, zero)
+        return [(torch.zeros_like(one),) for one in trainable_parameters(net)], Terms(loss, zero, zero, zero)
     shards = minibatch.split(compute.shards(len(minibatch)))
     weights = [len(shard) / len(minibatch) for shard in shards]
 
@@ -75,7 +75,7 @@ def compute_gradients(
             log_eps=config.log_eps or 0.0,
             behaviour_log_probs=batch.behaviour_log_probs,
         )
-        gradients = torch.autograd.grad(loss.total * weight, trained(net), materialize_grads=True)
+        gradients = torch.autograd.grad(loss.total * weight, trainable_parameters(net), materialize_grads=True)
         detached = loss._replace(total=loss.total.detach())
         returns, values = batch.returns, batch.values.detach().float()
         return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
@@ -92,7 +92,7 @@ def compute_gradients(
     return list(zip(*gradients, strict=True)), Terms(loss, *map(mean, others))
 
 
-def trained(net: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(net: nn.Module) -> list[nn.Parameter]:
     """The parameters that learn: a network of one's own may hold others, with `requires_grad` off."""
     return [parameter for parameter in net.parameters() if parameter.requires_grad]
 
@@ -102,7 +102,7 @@ def sum_gradients(net: nn.Module, gradients: Gradients, terms: Terms, ranks: Ran
 
     `terms`: of this rank's samples; `share`: the part of the minibatch that these are.
     """
-    for parameter, (first, *others) in zip(trained(net), gradients, strict=True):
+    for parameter, (first, *others) in zip(trainable_parameters(net), gradients, strict=True):
         if parameter.grad is None:  # kept from then on: fresh memory costs more than the sum
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(first)

@@ -134,9 +134,9 @@ def test_train_command_resumes_and_evaluates_a_run_on_colours(colour_env, networ
     run = tmp_path / "run"
     assert Trainer(Config(**settings, run_dir=run, stop_after=80)).run().exit_code == 0
     assert Trainer(Config(**settings, resume=run)).run().exit_code == 0
-    _, net, state = load_policy(run)
-    assert state["env_steps"] == 160
-    norm = net.normalizer
+    policy = load_policy(run)
+    assert policy.env_steps == 160
+    norm = policy.net.normalizer
     if isinstance(norm, PixelNorm):
         np.testing.assert_allclose(norm.mean.mean((1, 2)), COLOURS, atol=1)
     else:

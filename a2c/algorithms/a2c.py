@@ -15,7 +15,6 @@ from a2c.envs.make import make_groups, run_seeds, sampling_seed
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import MonitoredVectorEnv, in_order
 from a2c.learner import Learner
-from a2c.policy import exploration_noise
 from a2c.rollout import Rollout
 
 GROUPS = 1024  # sampling seeds reserved for each rank, one per group of environments; no rank has more groups
@@ -58,10 +57,9 @@ class A2C:
     def _collect(self) -> tuple[Rollout, TrainingStats]:
         """A rollout [T, N] of this process's environments; what was done here or, with torchrun, by all ranks."""
         ranks, rollouts = self.compute.ranks, list[Rollout]()
-        noise = exploration_noise(self.config, self.learner.reward_count)
 
         def collect() -> TrainingStats:
-            collected = self.collector.collect(self.learner.updates, noise)
+            collected = self.collector.collect(self.learner.updates, self.learner.noise)
             rollouts.append(collected.rollout)
             rows = ranks.rows(self.config.num_envs)
             episodes = [episode._replace(env=rows[episode.env]) for episode in collected.episodes]

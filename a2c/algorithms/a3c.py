@@ -43,10 +43,14 @@ class SharedCounters(NamedTuple):
     env_steps: Tensor  # [W + 1] int64, decisions of each worker; the last: of earlier sessions
     updates: Tensor  # [W + 1] int64
     reward_count: Tensor  # [W + 1] float64, by how much each has changed `Learner.reward_count`
-    rewarded_at: Tensor  # [W] int64, env_steps when each has last changed its `reward_count`
+    counted_at: Tensor  # [W] int64, env_steps when each has last changed its `reward_count`
     limit: Tensor  # [] int64, env_steps at which the run ends; negative while workers still start
     statistics: list[PixelNorm | FrameNorm]  # [W] normalisers, each fed by one worker; empty if the network has none
     rollout_decisions: int  # of all workers together
+
+    def tensors(self) -> list[Tensor]:
+        """The counts, without the normalisers."""
+        return [field for field in self if isinstance(field, Tensor)]
 
     def finished(self) -> bool:
         """True once the workers together have taken enough decisions."""
@@ -81,13 +85,13 @@ class A3C(WithoutEpisodes):
         statistics = slots_like(learner.normalizer, len(tasks))
         env_steps, updates = (torch.tensor([0] * len(tasks) + [n]) for n in (learner.env_steps, learner.updates))
         reward_count = torch.tensor([0.0] * len(tasks) + [learner.reward_count], dtype=torch.float64)
-        rewarded_at = torch.full([len(tasks)], learner.env_steps)
+        counted_at = torch.full([len(tasks)], learner.env_steps)
         self.counters = counters = SharedCounters(
-            env_steps, updates, reward_count, rewarded_at, torch.tensor(-1), statistics, learner.rollout_decisions
+            env_steps, updates, reward_count, counted_at, torch.tensor(-1), statistics, learner.rollout_decisions
         )
         moments = [value for state in learner.optimizer.state.values() for value in state.values()]
         seen = [buffer for slot in statistics for buffer in slot.buffers()]
-        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters[:-2], *seen])
+        move_to_shared_memory([*learner.net.parameters(), *learner.net.buffers(), *moments, *counters.tensors(), *seen])
         arguments = [(task, self.spaces, learner.net, learner.optimizer, counters, new_run) for task in tasks]
         self.workers = WorkerPool(run_worker, arguments, config.env_timeout, preload=[OPTIMIZER_IMPORT])
         self.workers.await_all()
@@ -161,15 +165,15 @@ def run_worker(
         began = time.perf_counter()
         before = int(counters.updates[number])
         counts = int(counters.env_steps.sum()), int(counters.updates.sum())
-        rewarded_at = int(counters.rewarded_at.max())
-        learner.set_counts(*counts, reward_count, rewarded_at)
+        counted_at = int(counters.counted_at.max())
+        learner.set_counts(*counts, reward_count, counted_at)
         learner.learn(rollout, count=count)
         counters.env_steps[number] += len(rollout)
         change = learner.reward_count - reward_count
-        if change < 0 and int(counters.rewarded_at.max()) != rewarded_at:
+        if change < 0 and int(counters.counted_at.max()) != counted_at:
             change = 0.0  # another worker has met a reward meanwhile, or taken back for the same decisions
         else:
-            counters.rewarded_at[number] = learner.rewarded_at
+            counters.counted_at[number] = learner.counted_at
             counters.reward_count[number] += change
         now = time.perf_counter()
         due = now - sent >= METRICS_EVERY or counters.finished()

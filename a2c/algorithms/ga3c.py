@@ -27,7 +27,6 @@ from a2c.config.config import Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import Episode, in_order
 from a2c.learner import Learner
-from a2c.policy import exploration_noise
 from a2c.processes.pool import WorkerPool
 from a2c.rollout import Rollout
 
@@ -52,7 +51,7 @@ class GA3C(WithoutEpisodes):
             buffers = make_buffers(len(task.seeds), self.spaces, getattr(learner.net, "rnn_state_size", 0))
             here, there = Pipe()
             all_buffers[here] = buffers
-            arguments.append((task, buffers, there, learner.reward_count))
+            arguments.append((task, buffers, there, learner.noise))
         self.workers = WorkerPool(run_actor, arguments, config.env_timeout)
         for _, _, there, _ in arguments:
             there.close()  # so that the actor's end is the only one
@@ -86,7 +85,7 @@ class GA3C(WithoutEpisodes):
         Returns the episodes that ended in it. They are counted together with their decisions, so that going back to
         an earlier state drops both or neither.
         """
-        config, have = self.config, sum(len(collected.rollout.policy_version) for collected in self.queue)
+        config, have = self.config, sum(collected.rollout.num_envs for collected in self.queue)
         num_minibatches = have * config.num_minibatches // config.num_envs
         if num_minibatches == 0:
             return []
@@ -95,7 +94,7 @@ class GA3C(WithoutEpisodes):
         self.learner.learn(learned.rollout, num_minibatches=num_minibatches)
         self.predictor.sync()
         self.queue = []
-        self.workers.reply(self.waiting, self.learner.reward_count)
+        self.workers.reply(self.waiting, self.learner.noise)
         self.waiting = []
         return learned.episodes
 
@@ -118,14 +117,14 @@ def join_collected(queue: Sequence[Collected]) -> Collected:
     episodes, low = [], 0
     for collected in queue:
         episodes += [episode._replace(env=low + episode.env) for episode in collected.episodes]
-        low += len(collected.rollout.policy_version)
+        low += collected.rollout.num_envs
     return Collected(rollout, in_order(episodes), {})
 
 
 def run_actor(
-    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, reward_count: float, pipe: Connection
+    task: WorkerTask, buffers: InferenceBuffers, requests: Connection, noise: float, pipe: Connection
 ) -> None:
-    """One actor: environments, and no network of its own. `reward_count`: see `Learner`.
+    """One actor: environments, and no network of its own. `noise`: of its first rollout.
 
     It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
@@ -135,10 +134,10 @@ def run_actor(
     collector = Collector([task.make_envs()], net, task.config.rollout_steps, compute, task.sampling_seed)
     pipe.send(collector.next_obs.numpy())
     while True:
-        collected = collector.collect(noise=exploration_noise(task.config, reward_count))
+        collected = collector.collect(noise=noise)
         names = [field.name for field in fields(Rollout) if field.name != "obs"]
         arrays = {name: getattr(collected.rollout, name).numpy() for name in names}
         arrays["policy_version"] = np.full_like(arrays["policy_version"], net.mean_version())
         pipe.send((arrays, collected.episodes, collected.seconds))
         # Until the learner has reached this rollout: else the policy lag would grow without bound.
-        reward_count = pipe.recv()
+        noise = pipe.recv()

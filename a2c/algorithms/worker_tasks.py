@@ -16,7 +16,7 @@ from a2c.envs.make import make_envs, run_seeds, sampling_seed
 from a2c.envs.single import checked_spec
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError
-from a2c.processes.start import allow_open_files, available_cores
+from a2c.processes.limits import allow_open_files, available_cores
 from a2c.rollout import split_edges
 
 FILES_PER_WORKER = 10  # that the run's process has open: pipes, sentinels, tensors in shared memory

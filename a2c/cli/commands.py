@@ -25,7 +25,7 @@ from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVide
 from a2c.config.config import Config
 from a2c.processes.errors import RankError, WorkerError, is_no_memory, reported_elsewhere
 from a2c.processes.place import find_place
-from a2c.processes.signals import leave
+from a2c.processes.signals import exit_with
 
 PATIENCE = 10.0  # seconds that a rank waits for the rank that prints the error
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
@@ -54,7 +54,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         code = answer(*args, **kwargs)
         # With torch 2.13, an exit of ranks that had been connected may abort in a destructor of C++.
-        return leave(code, at_once=True) if find_place().size > 1 else code
+        return exit_with(code, at_once=True) if find_place().size > 1 else code
 
     def answer(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
@@ -62,11 +62,11 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         except ValueError as error:
             return _refuse(error)
         except BrokenPipeError:  # who read the output has ended, as in `a2c --help | head`
-            return leave(1, at_once=True)
+            return exit_with(1, at_once=True)
         except (OSError, FloatingPointError) as error:
             return _refuse(error, code=1)
         except KeyboardInterrupt:
-            return leave(130)
+            return exit_with(130)
         except Exception as error:
             if isinstance(error, MemoryError | RuntimeError) and is_no_memory(error):
                 return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
@@ -162,12 +162,11 @@ def _record(options: RecordVideo) -> int:
         from a2c.tools.tensorboard_video import check_gif, log_video
 
         check_gif(out, options.run_dir)
-    path = checkpoint_path(options.run_dir, options.checkpoint)
+    path = checkpoint_path(options.run_dir, options.checkpoint)  # once: a run may write its first best.pt meanwhile
     with episode_bar(max(options.episodes, options.best_of)) as watch:
         episodes = record_video(
-            options.run_dir,
+            path,
             out,
-            checkpoint=options.checkpoint,
             greedy=options.greedy,
             seed=options.seed,
             episodes=options.episodes,
@@ -178,19 +177,17 @@ def _record(options: RecordVideo) -> int:
         )
     print(f"{out}: {describe(episodes, str(path), options.best_of)}")
     if options.tensorboard:
-        print(f"{log_video(options.run_dir, out, options.checkpoint)}: the video, for TensorBoard")
+        print(f"{log_video(options.run_dir, out, episodes[0].env_steps)}: the video, for TensorBoard")
     return 0
 
 
 def _export(options: Export) -> int:
     """Write a policy file or an ONNX model and print its size."""
     from a2c.tools.export import export
-    from a2c.tools.load import checkpoint_path
 
-    path = checkpoint_path(options.run_dir, options.checkpoint)
-    env_steps = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
+    policy = export(options.run_dir, options.out, checkpoint=options.checkpoint, half=options.half)
     size = options.out.stat().st_size
-    print(f"{options.out}: policy of {path} after {env_steps:,} env_steps, {size / 1e3:,.0f} kB")
+    print(f"{options.out}: policy of {policy.checkpoint} after {policy.env_steps:,} env_steps, {size / 1e3:,.0f} kB")
     return 0
 
 

@@ -11,7 +11,7 @@ from a2c.cli.flags import ALIASES, parse_config
 from a2c.cli.options import Compare, Sweep
 from a2c.config.config import Config
 from a2c.config.validation import nearest
-from a2c.processes.start import available_cores
+from a2c.processes.limits import available_cores
 from a2c.tools.runs import Run
 
 PER_RUN = {

@@ -19,7 +19,7 @@ import torch
 from a2c.compute.ranks import Ranks
 from a2c.config.config import Config
 from a2c.config.resolve import can_replay
-from a2c.processes.start import available_cores
+from a2c.processes.limits import available_cores
 
 _open = 0  # instances of `Compute` that are in use
 _callers: tuple[int, bool] = (1, False)  # threads and determinism before the first of them

@@ -23,6 +23,9 @@ Backend = Literal["async", "native", "sync"]
 Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm", "custom"]
 Optimizer = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
+PER_SESSION = ("run_dir", "resume", "stop_after")  # settings of one session, which are not part of a policy
+# Settings that change no result: a run of a comparison may continue with other values.
+MAY_CHANGE = (*PER_SESSION, "progress", "log_every", "wandb", "eval_every", "eval_episodes")
 
 
 @dataclass(frozen=True)

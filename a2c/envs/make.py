@@ -25,15 +25,8 @@ from a2c.envs.atari import FRAME_SKIP, sticky_probability
 from a2c.envs.single import checked_spec, is_atari, make_snapshot_env
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError, raising_worker_error, worker_error
-from a2c.processes.start import (
-    START_TIMEOUT,
-    allow_open_files,
-    available_cores,
-    end_processes,
-    is_ours,
-    without_main,
-    worker_context,
-)
+from a2c.processes.limits import allow_open_files, available_cores
+from a2c.processes.start import START_TIMEOUT, end_processes, is_ours, without_main, worker_context
 from a2c.processes.watchdog import Watchdog
 
 FILES_PER_WORKER = 4  # files that the parent has open for each: pipes, sentinels
@@ -127,7 +120,7 @@ def _native(config: Config, spec: EnvSpec) -> VectorEnv:
 
 
 class A2CWorkerEnv(AsyncVectorEnv):
-    """gymnasium's class under a name that becomes part of its processes' names, which `is_ours` looks at."""
+    """gymnasium's class under a name that becomes part of its processes' names: it begins with WORKER_NAME."""
 
 
 def _workers(config: Config, envs: Sequence[Callable[[], gym.Env]]) -> AsyncVectorEnv:

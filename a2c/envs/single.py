@@ -17,10 +17,10 @@ from a2c.config.config import Config
 from a2c.config.validation import nearest
 from a2c.envs.atari import FRAME_SKIP, AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
-from a2c.processes.start import OURS, prepare_worker
+from a2c.processes.start import WORKER_NAME, prepare_worker
 
 EnvFn = Callable[..., gym.Env]  # makes an environment; is called with render_mode where a video is recorded
-OWN = "custom/"  # begins the ids of `register_env`
+CUSTOM_NAMESPACE = "custom/"  # begins the ids of `register_env`
 ATARI_SUFFIX = "NoFrameskip-v4"  # of the ids that leave frame skip to the wrappers, without sticky actions
 
 
@@ -56,7 +56,7 @@ def find_spec(env_id: str) -> EnvSpec:
     except gym.error.Error as error:
         known = short_names() if re.fullmatch("[A-Za-z _-]+", env_id) else gym.registry
         hint = nearest(env_id, tuple(known))
-        if env_id.startswith(OWN):
+        if env_id.startswith(CUSTOM_NAMESPACE):
             hint = "it was made by env_fn, which must be given again, in Python"
         elif ":" in env_id:
             hint = "a module cannot be named: import it in a program that trains with a2c.Trainer"
@@ -69,7 +69,7 @@ def register_env(env_fn: EnvFn) -> str:
     It replaces another of the same name.
     """
     name = re.sub(r"\W", "", getattr(env_fn, "__name__", "")) or "env_fn"
-    env_id = f"{OWN}{name}-v0"
+    env_id = f"{CUSTOM_NAMESPACE}{name}-v0"
     gym.registry.pop(env_id, None)  # one of the same name, in a notebook for instance; gymnasium would warn
     gym.register(env_id, entry_point=env_fn)
     return env_id
@@ -86,7 +86,7 @@ def make_env(config: Config, spec: EnvSpec, seed: int, render_mode: str | None =
     4 frames per step replace the frame skip registered for the id; its sticky actions are kept unless `config` sets
     them. ValueError for an id that cannot be made here, or whose actions are not discrete.
     """
-    if multiprocessing.current_process().name.startswith(f"Worker<{OURS}"):
+    if multiprocessing.current_process().name.startswith(f"Worker<{WORKER_NAME}"):
         prepare_worker()
         cv2.setNumThreads(1)
     if not is_atari(spec):

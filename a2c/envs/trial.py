@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from a2c.config.config import Config
 from a2c.envs.single import checked_spec, is_atari, make_snapshot_env
-from a2c.processes.start import OURS, START_TIMEOUT, end_processes, prepare_worker, without_main, worker_context
+from a2c.processes.start import START_TIMEOUT, WORKER_NAME, end_processes, prepare_worker, without_main, worker_context
 
 STEPS = 8  # taken in each restored environment
 READY = -1  # in the first message of the process; later ones have the row of the environment that was tried
@@ -40,7 +40,7 @@ def _try_all(config: Config, spec: EnvSpec, snapshots: Sequence[Any]) -> bool:
     context: Any = multiprocessing.get_context(worker_context(["a2c.envs.make"]))
     here, there = context.Pipe(duplex=False)
     arguments = (config, spec, snapshots, there)
-    process = context.Process(target=_restore_and_step, args=arguments, name=OURS, daemon=True)
+    process = context.Process(target=_restore_and_step, args=arguments, name=WORKER_NAME, daemon=True)
     tried, exact = READY, True
     with without_main():
         process.start()

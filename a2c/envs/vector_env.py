@@ -63,7 +63,7 @@ class MonitoredVectorEnv(VectorWrapper):
         space = env.single_action_space
         if not isinstance(space, gym.spaces.Discrete):
             raise ValueError(f"env must have a discrete action space, got {env.single_action_space}")
-        self.actions = space
+        self.n_actions, self.first_action = int(space.n), int(space.start)
         self.seeds = list(range(self.num_envs)) if seeds is None else list(seeds)
         self.terminal_on_life_loss, self.stacked = terminal_on_life_loss, stacked
         self.watchdog: Watchdog | None = None
@@ -94,12 +94,11 @@ class MonitoredVectorEnv(VectorWrapper):
             raise ValueError(
                 f"actions must be integers of shape ({self.num_envs},), got {actions.dtype} {actions.shape}"
             )
-        n_actions = int(self.actions.n)
-        if actions.min() < 0 or actions.max() >= n_actions:
+        if actions.min() < 0 or actions.max() >= self.n_actions:
             raise ValueError(
-                f"actions must be at least 0 and below {n_actions}, got {actions.min()} to {actions.max()}"
+                f"actions must be at least 0 and below {self.n_actions}, got {actions.min()} to {actions.max()}"
             )
-        actions = actions.astype(np.int64) + self.actions.start
+        actions = actions.astype(np.int64) + self.first_action
         with self._calling():
             obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
         rewards = np.asarray(raw_rewards, np.float32)

@@ -111,13 +111,12 @@ class CsvTable:
         self.waiting = [row for row in self.waiting if int(str(row[0])) <= env_steps]
         self.drop_after = env_steps if self.drop_after is None else min(self.drop_after, env_steps)
 
-    def keep(self, rows: Sequence[Sequence[object]]) -> None:
-        """Let rows wait for the next `add`."""
+    def add(self, rows: Sequence[Sequence[object]]) -> None:
+        """Let rows wait for the next `write`."""
         self.waiting += rows
 
-    def add(self, rows: Sequence[Sequence[object]] = ()) -> None:
-        """Append rows, after those that wait; where the disk refuses, OSError, and they wait for the next call."""
-        self.waiting += rows
+    def write(self) -> None:
+        """Append the rows that wait to the file; where the disk refuses, OSError, and they wait for the next call."""
         if self.drop_after is not None:
             self._drop()
         if not self.waiting:

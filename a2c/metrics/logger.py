@@ -69,8 +69,8 @@ SCORES = ("reward", "reward_100", "best_reward_100", "eval_score")  # written ex
 class RunLogger:
     """Writes the log files of one run directory, row by row.
 
-    `episodes` and `metrics` keep rows for `write`. Where the disk refuses, that and the constructor raise OSError; the
-    rows of the CSV files are kept for the next call then, TensorBoard may miss points.
+    `add_episodes` and `add_metrics` keep rows for `write`. Where the disk refuses, that and the constructor raise
+    OSError; the rows of the CSV files are kept for the next call then, TensorBoard may miss points.
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_until: int | None = None) -> None:
@@ -84,14 +84,14 @@ class RunLogger:
         self._board: EventFile | None = None
         self._wandb: WandbRun | None = None
 
-    def episodes(self, env_steps: int, seconds: float, episodes: Sequence[Episode]) -> None:
+    def add_episodes(self, env_steps: int, seconds: float, episodes: Sequence[Episode]) -> None:
         """Keep one row of episodes.csv per finished episode for `write`."""
         rows = [(env_steps, f"{seconds:.2f}", format_number(one.score), one.length) for one in episodes]
-        self._episodes.keep(rows)
+        self._episodes.add(rows)
 
-    def metrics(self, row: dict[str, float]) -> None:
+    def add_metrics(self, row: dict[str, float]) -> None:
         """Keep one row of metrics.csv and one point per TensorBoard tag for `write`; the keys are those of METRICS."""
-        self._metrics.keep([[_cell(name, row.get(name, "")) for name in METRICS]])
+        self._metrics.add([[_cell(name, row.get(name, "")) for name in METRICS]])
         points = {TAGS[name]: value for name, value in row.items() if name != "env_steps"}
         self._points.append((int(row["env_steps"]), time.time(), points))
 
@@ -101,7 +101,7 @@ class RunLogger:
             write_atomically(self.run_dir / "config.json", self.config.to_json().encode())
         with ExitStack() as writing:  # each table, whatever happens to the other
             for table in (self._metrics, self._episodes):
-                writing.callback(table.add)
+                writing.callback(table.write)
         while self._points:
             env_steps, seconds, points = self._points.pop(0)
             self._show(env_steps, seconds, points)

@@ -21,7 +21,7 @@ def read_episodes(run_dir: Path) -> dict[str, np.ndarray]:
     return read_table(run_dir / "episodes.csv", EPISODE_COLUMNS)
 
 
-def read_finished(run_dir: Path) -> dict[str, np.ndarray]:
+def read_finite_episodes(run_dir: Path) -> dict[str, np.ndarray]:
     """`read_episodes` without rows that hold NaN or infinite values."""
     return finite_rows(read_episodes(run_dir))
 

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib.util import find_spec as find_module
 from pathlib import Path
 
 from a2c.config.config import Config
+from a2c.config.extras import has_extra
 from a2c.metrics.files import read_small, write_atomically
 
 FOLDER = "wandb"  # in the run directory: what wandb writes, and ID
@@ -26,8 +26,7 @@ SCRIPT = Path(__file__).with_name("wandb_process.py")
 
 def check_wandb(config: Config) -> None:
     """ValueError if `config` asks for wandb and the package is missing."""
-    found = find_module("wandb") if config.wandb else None
-    if config.wandb and (found is None or found.origin is None):  # the latter: a directory of that name
+    if config.wandb and not has_extra("wandb"):
         raise ValueError('wandb must be off without the package of pip install "a2c[wandb]", got True')
 
 

@@ -1,4 +1,7 @@
-"""The error of an environment, or of the process that runs it. Nothing heavy is imported here."""
+"""Errors of environments, worker processes and ranks: their types, what they say of memory, and who reports them.
+
+Nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from a2c.processes.errors import WorkerError, worker_error
-from a2c.processes.start import OURS, START_TIMEOUT, end_processes, prepare_worker, without_main, worker_context
+from a2c.processes.start import START_TIMEOUT, WORKER_NAME, end_processes, prepare_worker, without_main, worker_context
 from a2c.processes.watchdog import Watchdog
 
 TICK = 0.5  # seconds that one wait counts at most, so that time in which this process was suspended (Ctrl-Z) does not
@@ -48,7 +48,7 @@ class WorkerPool:
                 for number, own in enumerate(arguments):
                     here, there = context.Pipe()
                     self.pipes[here], self.waited[number] = number, timeout - max(timeout, START_TIMEOUT)
-                    name = f"{OURS}-{number}"
+                    name = f"{WORKER_NAME}-{number}"
                     process = context.Process(target=_run, args=(work, own, there), name=name, daemon=True)
                     process.start()
                     self.processes.append(process)

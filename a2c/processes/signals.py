@@ -70,7 +70,7 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def leave(code: int, at_once: bool = False) -> int:
+def exit_with(code: int, at_once: bool = False) -> int:
     """Return `code`; where a compute thread hangs in an environment, end the process at once: it could not exit.
 
     `at_once`: end it in any case. An interactive interpreter (a notebook) is never ended.

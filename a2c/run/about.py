@@ -19,7 +19,7 @@ import torch
 from a2c import __version__
 from a2c.compute.compute import Compute, resolve_precision
 from a2c.metrics.files import read_object, write_atomically
-from a2c.processes.start import available_cores
+from a2c.processes.limits import available_cores
 
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from importlib.util import find_spec as find_module
 from pathlib import Path
 
 from torch import nn
@@ -11,12 +10,10 @@ from torch import nn
 from a2c.algorithms.worker_tasks import worker_backend, worker_count
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
+from a2c.config.extras import has_extra
 from a2c.envs.atari import sticky_probability
 from a2c.envs.single import Spaces, find_spec
 from a2c.metrics.text import format_number
-
-HAS_PAGE = all(find_module(name) is not None for name in ("jinja2", "plotly"))  # of `a2c watch`
-HAS_BOARD = find_module("tensorboard") is not None
 
 
 def introduction(config: Config, spaces: Spaces, net: nn.Module, compute: Compute, run_dir: Path) -> list[str]:
@@ -56,9 +53,11 @@ def _protocol(config: Config, spaces: Spaces) -> str:
 
 def _watch(run_dir: Path) -> str:
     """The command that shows the run, by what is installed; without any, the picture of its curve."""
-    if HAS_PAGE:
+    if has_extra("report"):
         return f"a2c watch {shlex.quote(str(run_dir))}"
-    return f"tensorboard --logdir {shlex.quote(str(run_dir))}" if HAS_BOARD else str(run_dir / "curve.png")
+    if has_extra("tensorboard"):
+        return f"tensorboard --logdir {shlex.quote(str(run_dir))}"
+    return str(run_dir / "curve.png")
 
 
 def _workers(config: Config) -> str:

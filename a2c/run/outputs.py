@@ -10,7 +10,7 @@ from typing import Any
 
 from a2c.algorithms.base import TrainingStats
 from a2c.compute.compute import Compute
-from a2c.config.config import Config
+from a2c.config.config import PER_SESSION, Config
 from a2c.envs.single import Spaces
 from a2c.envs.vector_env import Episode
 from a2c.metrics.console import Display
@@ -24,7 +24,7 @@ from a2c.processes.signals import StopRequest
 from a2c.run.about import write_run_facts
 from a2c.run.checkpoint import LATEST, save_checkpoint
 from a2c.run.evaluator import Evaluator
-from a2c.run.policies import PER_SESSION, drop_policies, keep_policy
+from a2c.run.policies import drop_policies, keep_policy
 from a2c.run.run_dir import RunLock
 from a2c.run.stop import finish_reason
 
@@ -120,12 +120,12 @@ class RunOutputs:
         return learner_metrics() | self.scores.metrics() | self.timer.metrics() | self.evaluator.metrics(self.env_steps)
 
     def _log_episodes(self, episodes: list[Episode]) -> None:
-        self.logger.episodes(self.env_steps, self.timer.seconds, episodes)
+        self.logger.add_episodes(self.env_steps, self.timer.seconds, episodes)
         self._attempt(self.logger.write)
 
     def _log_row(self, row: dict[str, float]) -> None:
         self.row = row
-        self.logger.metrics(row)
+        self.logger.add_metrics(row)
         self._attempt(self.logger.write)
         self._pass_on_messages()
         self.display.show(row)

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from a2c.config.config import Config
+from a2c.config.config import PER_SESSION, Config
 from a2c.metrics.files import TEMPORARY
 from a2c.run.checkpoint import POLICY, save_checkpoint
 from a2c.run.run_dir import POLICIES
 
 KEPT = re.compile(r"(\d{9,})\.pt")  # their names: the decisions learned from
-PER_SESSION = ("run_dir", "resume", "stop_after")  # settings of one session, which are not part of a policy
 
 
 def save_policy(path: Path, state: dict[str, Any], half: bool = False) -> None:

@@ -7,15 +7,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import nn
 
 from a2c.compute.compute import cuda_device
-from a2c.config.config import Config
-from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env, probe_spaces
+from a2c.envs.single import EnvFn, checked_spec, make_env
 from a2c.networks import NetworkFn
 from a2c.policy import Policy
-from a2c.processes.errors import raising_worker_error
-from a2c.tools.load import Custom, load_policy
+from a2c.tools.load import Custom, LoadedPolicy, load_policy
 
 
 class Agent:
@@ -24,15 +21,17 @@ class Agent:
     A recurrent policy carries a state for each environment from one call of `act` to the next.
     """
 
-    def __init__(self, config: Config, net: nn.Module, obs_shape: tuple[int, ...], greedy: bool, seed: int) -> None:
-        """`config`: of the run; `net`: its network, on the device where it acts; `seed`: of the sampling."""
-        self.config, self.obs_shape = config, obs_shape
-        self.spec = checked_spec(config)  # of now: its id may later be that of another environment
-        self.pixels = is_atari(self.spec)
-        with raising_worker_error(ValueError):
-            self.first_action = 0 if self.pixels else probe_spaces(config).first_action
-        self.device = next(net.parameters()).device
-        self.policy = Policy(net, 0, self.device, seed, greedy)  # for as many environments as in the last call
+    def __init__(self, loaded: LoadedPolicy, device: torch.device | str, greedy: bool, seed: int) -> None:
+        """`device`: where it acts; `seed`: of the sampling."""
+        self.config, self.spaces, self.device = loaded.config, loaded.spaces, device
+        self.spec = checked_spec(self.config)  # of now: its id may later be that of another environment
+        net = loaded.net.to(device)
+        self.policy = Policy(net, 0, device, seed, greedy)  # for as many environments as in the last call
+
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        """Shape of one observation."""
+        return self.spaces.obs_shape
 
     def act(self, obs: np.ndarray, starts: np.ndarray | bool = False) -> np.ndarray | int:
         """The action for one observation `obs_shape`, or `[N]` int64 actions for a batch `[N, *obs_shape]`.
@@ -46,7 +45,7 @@ class Agent:
         batch = obs[None] if one else obs
         if batch.shape[1:] != self.obs_shape or len(batch) == 0:
             raise ValueError(f"obs must have shape {list(self.obs_shape)}, or [N, ...] of them, got {list(obs.shape)}")
-        if self.pixels and obs.dtype != np.uint8:
+        if self.spaces.stacked and obs.dtype != np.uint8:
             raise ValueError(f"obs must be pixels of dtype uint8, got {obs.dtype}")
         if np.shape(starts) not in ((), (len(batch),)):
             raise ValueError(f"starts must be one value or have shape [{len(batch)}], got {list(np.shape(starts))}")
@@ -54,7 +53,7 @@ class Agent:
             self.policy.begin(len(batch))
         begun = torch.from_numpy(np.full(len(batch), starts, dtype=bool)).to(self.device)
         actions: np.ndarray = self.policy.act(torch.from_numpy(batch).to(self.device), begun).actions.cpu().numpy()
-        actions += self.first_action
+        actions += self.spaces.first_action
         return int(actions[0]) if one else actions
 
     def make_env(self, seed: int = 0, render_mode: str | None = None) -> gym.Env:
@@ -78,6 +77,5 @@ def load(
     samples actions with the seed `seed`, or takes the most likely ones (`greedy`). It computes in float32, on the CPU
     or, with `cuda`, on the GPU where there is one.
     """
-    config, net, state = load_policy(Path(run_dir), checkpoint, cuda, Custom(network, env_fn))
-    net.to(cuda_device() if cuda and torch.cuda.is_available() else "cpu")
-    return Agent(config, net, tuple(state["input_shape"]), greedy, seed)
+    loaded = load_policy(run_dir, checkpoint, cuda, Custom(network, env_fn))
+    return Agent(loaded, cuda_device() if cuda and torch.cuda.is_available() else "cpu", greedy, seed)

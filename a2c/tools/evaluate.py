@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,7 @@ from a2c.metrics.results import interval_of_mean
 from a2c.metrics.text import format_number
 from a2c.networks import NetworkFn
 from a2c.tools.human_scores import SCORES, human_normalized
-from a2c.tools.load import NOTHING, Custom, checkpoint_path, load_file
-
-Watch = Callable[[int, list[float]], object]  # called with the decisions and the scores so far
+from a2c.tools.load import NOT_CUSTOM, AfterDecision, Custom, load_policy
 
 
 class Evaluation(NamedTuple):
@@ -150,8 +147,16 @@ def evaluate(
         WorkerError: an environment fails.
         FloatingPointError: the policy's outputs are NaN or infinite.
     """
-    options = {"checkpoint": checkpoint, "greedy": greedy, "seed": seed, "cuda": cuda, "threads": threads}
-    return play(run_dir, episodes, **options, custom=Custom(network, env_fn)).scores  # type: ignore[arg-type]
+    return play(
+        run_dir,
+        episodes,
+        checkpoint=checkpoint,
+        greedy=greedy,
+        seed=seed,
+        cuda=cuda,
+        threads=threads,
+        custom=Custom(network, env_fn),
+    ).scores
 
 
 def play(
@@ -163,8 +168,8 @@ def play(
     seed: int = 10_000,
     cuda: bool = False,
     threads: int = 0,
-    watch: Watch | None = None,
-    custom: Custom = NOTHING,
+    watch: AfterDecision | None = None,
+    custom: Custom = NOT_CUSTOM,
 ) -> Evaluation:
     """Play whole episodes with the run's frozen policy.
 
@@ -178,17 +183,16 @@ def play(
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
     Config(seed=seed)  # refuses a bad one before a checkpoint is read
-    path = checkpoint_path(Path(run_dir), checkpoint)
-    config, net, state = load_file(path, cuda, custom)
+    policy = load_policy(run_dir, checkpoint, cuda, custom)
     rows = min(episodes, 10)
-    config = replace(config, num_envs=rows, seed=seed, threads=threads, terminal_on_life_loss=False)
+    config = replace(policy.config, num_envs=rows, seed=seed, threads=threads, terminal_on_life_loss=False)
     with ExitStack() as closing:
         compute = Compute(config)
         closing.callback(compute.close)
         envs = make_envs(config)
         closing.callback(envs.close)
         closing.callback(compute.wait_idle)  # after Ctrl-C its thread may still step them
-        collector = Collector([envs], make_replica(net, compute), 1, compute, seed, greedy)
+        collector = Collector([envs], make_replica(policy.net, compute), 1, compute, seed, greedy)
         quota = np.full(rows, episodes // rows) + (np.arange(rows) < episodes % rows)
         played: list[Episode] = []
         decisions = 0
@@ -200,4 +204,4 @@ def play(
             decisions += rows
             if watch:
                 watch(decisions, [episode.score for episode in played])
-        return Evaluation(config, path, state["env_steps"], greedy, played)
+        return Evaluation(config, policy.checkpoint, policy.env_steps, greedy, played)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
+from a2c.config.extras import has_extra
 from a2c.envs.single import EnvFn
 from a2c.metrics.files import write_atomically
 from a2c.networks import NetworkFn
 from a2c.run.policies import save_policy
 from a2c.tools.load import Custom, load_policy
-from a2c.tools.onnx_model import has_onnx, onnx_model
+from a2c.tools.onnx_model import onnx_model
+
+
+class Exported(NamedTuple):
+    """Which policy a file holds."""
+
+    checkpoint: Path
+    env_steps: int  # decisions that it has learned from
 
 
 def export(
@@ -21,28 +30,26 @@ def export(
     half: bool = False,
     network: NetworkFn | None = None,
     env_fn: EnvFn | None = None,
-) -> int:
-    """Write the policy of a run's checkpoint to the new file `out`, and return its env_steps.
+) -> Exported:
+    """Write the policy of a run's checkpoint to the new file `out`.
 
     `out` ends in `.pt`, a policy file (`a2c.run.policies`), or in `.onnx`, a model for other runtimes
     (`a2c.tools.onnx_model`). `half`, for `.pt`: with parameters as float16. `network` and `env_fn`: what the `Trainer`
-    was given. Raises ValueError for another ending, a
-    file that exists, a missing directory or package, or a parameter that is too large for float16, OSError if the
-    file cannot be written, and what `load_policy` and `onnx_model` raise.
+    was given. Raises ValueError for another ending, a file that exists, a missing directory or package, or a parameter
+    that is too large for float16, OSError if the file cannot be written, and what `load_policy` and `onnx_model` raise.
     """
     out = Path(out)
     _check(out, half)
-    config, net, state = load_policy(Path(run_dir), checkpoint, custom=Custom(network, env_fn))
-    model = onnx_model(config, net, state) if out.suffix == ".onnx" else b""
+    policy = load_policy(run_dir, checkpoint, custom=Custom(network, env_fn))
+    model = onnx_model(policy.config, policy.net, policy.state) if out.suffix == ".onnx" else b""
     try:
         if model:
             write_atomically(out, model)
         else:
-            save_policy(out, state, half)
+            save_policy(out, policy.state, half)
     except OSError as error:
         raise OSError(f"{out} could not be written: {error}") from error
-    env_steps: int = state["env_steps"]
-    return env_steps
+    return Exported(policy.checkpoint, policy.env_steps)
 
 
 def _check(out: Path, half: bool) -> None:
@@ -54,5 +61,5 @@ def _check(out: Path, half: bool) -> None:
         raise ValueError(f"out must be a new file, got {str(out)!r}, which exists")
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
-    if out.suffix == ".onnx" and not has_onnx():
+    if out.suffix == ".onnx" and not has_extra("onnx"):
         raise ValueError(f'out must end in .pt without the packages of pip install "a2c[onnx]", got {str(out)!r}')

@@ -57,6 +57,7 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     for steps in [steps for steps in wanted if steps >= begin]:
         scores = evaluate(run_dir, EPISODES, checkpoint=policies[steps], threads=threads)
         table.add([_row(steps, scores)])
+        table.write()
         print(f"policy of {steps:,} env_steps: mean {scores.mean():.2f} of {len(scores)} episodes", flush=True)
         if scores.mean() >= target:
             return
@@ -101,6 +102,7 @@ class Evaluations:
     def _write(self, rows: list[tuple[float, ...]]) -> None:
         with suppress(OSError):
             self.table.add(rows)
+            self.table.write()
 
 
 def _row(env_steps: int, scores: np.ndarray) -> tuple[float, ...]:

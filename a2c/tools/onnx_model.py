@@ -23,7 +23,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from importlib.util import find_spec as find_module
 from typing import Any
 
 import gymnasium as gym
@@ -39,15 +38,9 @@ from a2c.policy import initial_state
 from a2c.processes.errors import raising_worker_error
 from a2c.run.policies import policy_config
 
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")  # the extra `onnx`
 TOLERANCE = 1e-4  # between torch and onnxruntime: absolute, plus the same share of torch's number
 DECISIONS = 32  # of the episode whose observations are compared
 INPUTS, OUTPUTS = ("obs", "rnn_state"), ("logits", "values", "next_rnn_state")
-
-
-def has_onnx() -> bool:
-    """Whether the packages of the extra `onnx` are installed."""
-    return all(find_module(name) is not None for name in PACKAGES)
 
 
 def onnx_model(config: Config, net: nn.Module, state: Mapping[str, Any]) -> bytes:

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from a2c.config.config import MAY_CHANGE
 from a2c.config.validation import check_choice
 from a2c.metrics.files import check_out, read_object, write_atomically
 from a2c.metrics.logger import METRICS
 from a2c.metrics.plots import Curve, colours, draw_runs, picture, time_unit
 from a2c.metrics.text import format_number
 from a2c.tools.read_run import SCORE, frames_per_decision, number_in, read_series
-from a2c.tools.runs import FREE
 
 KINDS = (".png", ".svg")
 NAMES = ("env", "preset", "algorithm")  # settings by which groups are named if that tells them apart
@@ -58,7 +58,7 @@ class PlottedRun:
 
     def group(self) -> str:
         """The settings, but for the seed and those that may change when a run continues, as text to compare."""
-        kept = {name: value for name, value in self.settings.items() if name not in ("seed", *FREE)}
+        kept = {name: value for name, value in self.settings.items() if name not in ("seed", *MAY_CHANGE)}
         return json.dumps(kept, sort_keys=True) if kept else str(self.run_dir)
 
 
@@ -170,7 +170,7 @@ def _unit(x: X, longest: float) -> tuple[str, float]:
 def group_names(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
     """What tells the groups apart: the settings that differ between them, else their directories."""
     first = [group[0] for group in groups]
-    names = {name for run in first for name in run.settings} - {"seed", *FREE}
+    names = {name for run in first for name in run.settings} - {"seed", *MAY_CHANGE}
     differ = sorted(name for name in names if len({str(run.settings.get(name)) for run in first}) > 1)
     plain = [name for name in NAMES if name in differ or (len(groups) == 1 and name == "preset")]
     by_name = [", ".join(str(run.settings.get(name)) for name in plain) for run in first]

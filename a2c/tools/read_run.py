@@ -17,7 +17,7 @@ import numpy as np
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.single import is_atari
 from a2c.metrics.files import BLOCK, open_regular, read_table
-from a2c.metrics.results import finite_rows, moving_mean, read_finished
+from a2c.metrics.results import finite_rows, moving_mean, read_finite_episodes
 
 SCORE = "reward_100"  # the metric that is read from episodes.csv
 
@@ -37,7 +37,7 @@ def read_series(run_dir: Path, metric: str = SCORE) -> Series:
     """
     try:
         if metric == SCORE:
-            table = read_finished(run_dir)
+            table = read_finite_episodes(run_dir)
             return Series(table["env_steps"], table["seconds"], moving_mean(table["score"]))
         table = finite_rows(read_table(run_dir / "metrics.csv", tuple(dict.fromkeys(("env_steps", "seconds", metric)))))
         return Series(table["env_steps"], table["seconds"], table[metric])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,23 +25,23 @@ from a2c.metrics.files import write_atomically
 from a2c.metrics.text import format_number
 from a2c.networks import NetworkFn
 from a2c.processes.errors import raising_worker_error
-from a2c.tools.load import Custom, load_policy
+from a2c.tools.load import AfterDecision, Custom, load_policy
 from a2c.tools.overlay import Overlay, Thought
 from a2c.tools.rendering import ObservedNet, RenderedEpisode, without_window
 from a2c.tools.video_writers import WIDTHS, check_writer, write_video
 
 EMULATOR_FPS = 60
 LONGEST = 30_000  # decisions; a policy may stand still, and not every game has a limit of its own
-Watch = Callable[[int, list[float]], object]  # called with the decisions and the scores so far
 
 
 class RecordedEpisode(NamedTuple):
-    """An episode of a video: its seed, score (game points) and length (decisions), and whether it came to its end."""
+    """An episode of a video."""
 
     seed: int
-    score: float
-    length: int
-    ended: bool
+    score: float  # game points
+    length: int  # decisions
+    ended: bool  # whether it came to its end
+    env_steps: int = 0  # decisions that the policy had learned from
 
 
 def record_video(
@@ -55,7 +55,7 @@ def record_video(
     best_of: int = 1,
     max_length: int = LONGEST,
     overlay: bool = False,
-    watch: Watch | None = None,
+    watch: AfterDecision | None = None,
     network: NetworkFn | None = None,
     env_fn: EnvFn | None = None,
 ) -> list[RecordedEpisode]:
@@ -74,23 +74,23 @@ def record_video(
     out = Path(out)
     check_writer(out)
     _check_counts(episodes, best_of, max_length)
-    config, net, _ = load_policy(Path(run_dir), checkpoint, custom=Custom(network, env_fn))
+    policy = load_policy(run_dir, checkpoint, custom=Custom(network, env_fn))
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
-    config = replace(config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
+    config = replace(policy.config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
     seeds = [replace(config, seed=seed + i).seed for i in range(max(episodes, best_of))]
     with ExitStack() as stack:
         stack.enter_context(without_window())
         compute = Compute(config)
         stack.callback(compute.close)
-        recorder = Recorder(config, make_replica(net, compute), compute, greedy, max_length, watch)
+        recorder = Recorder(config, make_replica(policy.net, compute), compute, greedy, max_length, watch)
         fps = recorder.check()
         if best_of > 1:
             seeds = [recorder.best(seeds)]
         width = WIDTHS[out.suffix] if overlay else 0
         pictures = stack.enter_context(closing(recorder.pictures(seeds, width)))
         _write(out, pictures, fps)
-    return recorder.episodes[-len(seeds) :]
+    return [episode._replace(env_steps=policy.env_steps) for episode in recorder.episodes[-len(seeds) :]]
 
 
 def describe(episodes: list[RecordedEpisode], policy: str, best_of: int = 1) -> str:
@@ -132,7 +132,13 @@ class Recorder:
     """
 
     def __init__(
-        self, config: Config, net: nn.Module, compute: Compute, greedy: bool, max_length: int, watch: Watch | None
+        self,
+        config: Config,
+        net: nn.Module,
+        compute: Compute,
+        greedy: bool,
+        max_length: int,
+        watch: AfterDecision | None,
     ) -> None:
         self.config, self.net, self.compute, self.greedy = config, ObservedNet(net), compute, greedy
         self.max_length = max_length

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from a2c.processes.errors import raising_worker_error
 from a2c.tools.overlay import Thought
 
-NOTHING = np.empty((0, 0, 3), np.uint8)
+NO_PICTURE = np.empty((0, 0, 3), np.uint8)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ class RenderedEpisode(gym.Wrapper):
     def __init__(self, env: gym.Env, render: bool) -> None:
         super().__init__(env)
         self.rendered = render
-        self.picture = NOTHING
+        self.picture = NO_PICTURE
         self.score, self.length, self.ended = 0.0, 0, False
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -103,4 +103,4 @@ class RenderedEpisode(gym.Wrapper):
         return list(names) if len(names) == space.n else [str(space.start + i) for i in range(space.n)]
 
     def _render(self) -> np.ndarray:
-        return np.array(self.env.render()) if self.rendered else NOTHING
+        return np.array(self.env.render()) if self.rendered else NO_PICTURE

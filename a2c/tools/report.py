@@ -83,13 +83,17 @@ def make_page(run_dir: Path, data: dict[str, Any], every: float = 0) -> bytes:
     template = Environment(loader=FileSystemLoader(PAGE), autoescape=True).get_template("report.html")
     values = {
         **{"data": data, "run_dir": str(run_dir), "every": every, "nonce": nonce, "version": __version__},
-        **{"charts": CHARTS, "policy": policy(nonce, live=every > 0), "plotly": Markup(get_plotlyjs())},
+        **{
+            "charts": CHARTS,
+            "content_security_policy": content_security_policy(nonce, live=every > 0),
+            "plotly": Markup(get_plotlyjs()),
+        },
         **{"style": Markup((PAGE / "report.css").read_text()), "script": Markup((PAGE / "report.js").read_text())},
     }
     return template.render(values, video=find_video(run_dir)).encode("utf-8", "replace")
 
 
-def policy(nonce: str, live: bool) -> str:
+def content_security_policy(nonce: str, live: bool) -> str:
     """The Content-Security-Policy of a page: its own scripts and styles, data in it, and nothing from elsewhere."""
     rules = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src data: blob:; "
     return rules + "media-src data:; base-uri 'none'; form-action 'none'" + "; connect-src 'self'" * live

@@ -15,7 +15,7 @@ import numpy as np
 from a2c.metrics.files import read_object, read_table
 from a2c.metrics.logger import METRICS
 from a2c.metrics.meters import EPISODE_COLUMNS, WINDOW
-from a2c.metrics.results import best_mean, finite_rows, first_passage, moving_mean, read_finished
+from a2c.metrics.results import best_mean, finite_rows, first_passage, moving_mean, read_finite_episodes
 from a2c.metrics.text import format_duration, format_number, format_score
 from a2c.tools.model_card import model_card
 from a2c.tools.read_run import number_in, read_columns
@@ -65,7 +65,7 @@ def check_run(run_dir: Path) -> None:
 
 def _read_episodes(run_dir: Path) -> Table:
     try:
-        return read_finished(run_dir)
+        return read_finite_episodes(run_dir)
     except FileNotFoundError:
         return {name: np.empty(0) for name in EPISODE_COLUMNS}
 

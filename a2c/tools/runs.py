@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from a2c.config.config import Config
+from a2c.config.config import MAY_CHANGE, Config
 from a2c.config.resolve import resolve
 from a2c.envs.single import probe_spaces
 from a2c.metrics.files import read_small
 from a2c.tools.read_run import read_series
-
-# Settings that may change when a run continues.
-FREE = ("run_dir", "resume", "stop_after", "progress", "log_every", "wandb", "eval_every", "eval_episodes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +75,7 @@ def check_runs(out: Path, runs: Sequence[Run]) -> None:
             continue
         for field in dataclasses.fields(Config):
             was, now = getattr(saved, field.name), getattr(run.config, field.name)
-            if field.name not in FREE and was != now:
+            if field.name not in MAY_CHANGE and was != now:
                 where = f"as in the run {out / run.name}"
                 raise ValueError(f"{field.name} must be {was} {where}, got {now}: use another out")
         made, rollout = _env_steps(out / run.name), run.config.num_envs * run.config.rollout_steps

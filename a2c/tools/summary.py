@@ -21,7 +21,7 @@ from a2c.metrics.results import (
     interval_of_median,
     median,
     moving_mean,
-    read_finished,
+    read_finite_episodes,
 )
 from a2c.metrics.text import format_duration, format_score
 from a2c.tools.frozen import first_frozen
@@ -52,7 +52,7 @@ def row_of(out: Path, run: Run, exit_status: int) -> Row:
 
 
 def _figures(run_dir: Path, target: float | None) -> Row:
-    episodes, last = read_finished(run_dir), _last_row(run_dir / "metrics.csv")
+    episodes, last = read_finite_episodes(run_dir), _last_row(run_dir / "metrics.csv")
     lags, best = read_table(run_dir / "metrics.csv", ("policy_lag",))["policy_lag"], best_mean(episodes)
     lags, means = lags[np.isfinite(lags)], moving_mean(episodes["score"])
     steps, seconds = (None if target is None else first_passage(episodes, target)) or ("", "")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from a2c.metrics.results import first_passage, median, moving_mean, read_finished
+from a2c.metrics.results import first_passage, median, moving_mean, read_finite_episodes
 from a2c.tools.compare import opened, report
 from a2c.tools.jobs import Jobs
 from a2c.tools.runs import Run
@@ -136,7 +136,7 @@ def _figures(run_dir: Path, run: Run, failed: bool) -> tuple[float, float]:
     ones are long, that would favour the poor settings.
     """
     try:
-        episodes = read_finished(run_dir)
+        episodes = read_finite_episodes(run_dir)
     except (OSError, ValueError):
         return math.inf, math.inf
     episodes = {name: values[episodes["env_steps"] <= run.budget] for name, values in episodes.items()}

@@ -7,7 +7,6 @@ from pathlib import Path
 from PIL import Image
 
 from a2c.metrics.logger import EventFile
-from a2c.tools.load import load_policy
 
 FOLDER = Path("tensorboard", "video")  # apart from the run's own files: TensorBoard follows the newest in a directory
 
@@ -29,18 +28,17 @@ def _run_of(path: Path) -> Path:
     raise ValueError(f"run_dir must be a run directory, or a file in one, with tensorboard, got {str(path)!r}")
 
 
-def log_video(run_dir: Path, gif: Path, checkpoint: str | None = None) -> Path:
-    """Add the video `gif` to the events of a run, at the decisions that its policy was trained for.
+def log_video(run_dir: Path, gif: Path, env_steps: int) -> Path:
+    """Add the video `gif` to the events of a run, at the decisions that its policy has learned from.
 
-    Returns the directory of the events. Raises OSError if they cannot be written, and what `load_policy` raises.
+    Returns the directory of the events; OSError if they cannot be written.
     """
     folder = _run_of(run_dir) / FOLDER
-    _, _, state = load_policy(run_dir, checkpoint)
     if folder.parent.is_symlink():
         raise OSError(f"{folder.parent} must not be a link")
     with Image.open(gif) as picture:
         size = picture.height, picture.width
     events = EventFile(folder, None)
-    events.image("video", gif.read_bytes(), size, state["env_steps"])
+    events.image("video", gif.read_bytes(), size, env_steps)
     events.close()
     return folder

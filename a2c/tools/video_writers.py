@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from fractions import Fraction
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from a2c.processes.start import allow_open_files
+from a2c.config.extras import has_extra
+from a2c.processes.limits import allow_open_files
 
 WIDTHS = {".mp4": 480, ".gif": 160, ".webp": 320}  # pixels; smaller pictures are scaled by a whole number
 KEY_FRAMES = 10_000  # pictures between two that are stored whole; the others are differences from the one before
@@ -27,7 +27,7 @@ def check_writer(out: Path) -> None:
         raise ValueError(f"out must be a file, got the directory {str(out)!r}")
     if out.suffix not in WRITERS:
         raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
-    if out.suffix == ".mp4" and find_spec("av") is None:
+    if out.suffix == ".mp4" and not has_extra("video"):
         need = 'pip install "a2c[video]" brings what .mp4 needs'
         raise ValueError(f"out must end in .gif or .webp where PyAV is not installed, got {str(out)!r}: {need}")
 

@@ -210,8 +210,8 @@ def test_run_worker_counts_what_all_workers_have_done(counted, noise, change, mo
         learner.optimizer.step = note
         env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
         reward_count = torch.tensor([0.0, counted, 300.0]).double()
-        rewarded_at = torch.tensor([0, 40_000])
-        counters = SharedCounters(env_steps, updates, reward_count, rewarded_at, torch.tensor(40_001), [], 16 * 32)
+        counted_at = torch.tensor([0, 40_000])
+        counters = SharedCounters(env_steps, updates, reward_count, counted_at, torch.tensor(40_001), [], 16 * 32)
         sent, noises, perturb = [], [], Policy.perturb
         monkeypatch.setattr(Policy, "perturb", lambda self, scale: (noises.append(scale), perturb(self, scale)))
         run_worker(
@@ -220,7 +220,7 @@ def test_run_worker_counts_what_all_workers_have_done(counted, noise, change, mo
     report = sent[-1]
     assert noises == [pytest.approx(noise)]
     assert reward_count.tolist() == pytest.approx([change, counted, 300]) and report.reward_count == reward_count[0]
-    assert rewarded_at.tolist() == [40_000 + 8 * 32, 40_000]
+    assert counted_at.tolist() == [40_000 + 8 * 32, 40_000]
     assert rates == [pytest.approx(config.learning_rate * 0.6)] * 4  # 60,000 of 100,000 decisions are left
     assert env_steps.tolist() == [8 * 32, 40_000, 0] and updates.tolist() == [4, 900, 0]
     assert report.updates == 4 and report.stats.env_steps == 8 * 32 and report.metrics["policy_lag"] == 1.5
@@ -234,15 +234,15 @@ def test_run_worker_takes_rewards_back_unless_another_worker_has_met_one_meanwhi
     gym.register(f"Unpaid{met}-v0", entry_point=make_unpaid)
     settings = {"algorithm": "a3c", "workers": 2, "exploration_noise": 1.0}
     config = resolve(Config.from_preset("cartpole", env=f"Unpaid{met}-v0", **settings), (4,))
-    reward_count, rewarded_at = torch.tensor([0.0, 500.0, 0.0]).double(), torch.tensor([0, 30_000])
+    reward_count, counted_at = torch.tensor([0.0, 500.0, 0.0]).double(), torch.tensor([0, 30_000])
     env_steps, updates = torch.tensor([[0, 40_000, 0], [0, 900, 0]])
-    counters = SharedCounters(env_steps, updates, reward_count, rewarded_at, torch.tensor(40_001), [], 16 * 32)
+    counters = SharedCounters(env_steps, updates, reward_count, counted_at, torch.tensor(40_001), [], 16 * 32)
     with closing(Compute(config)) as compute:
         learner = Learner(config, spaces((4,), 2), compute)
         step = learner.optimizer.step
 
         def step_of_one(*args):
-            rewarded_at[1] = 40_000 if met else 30_000  # the other worker learns from a rollout at the same time
+            counted_at[1] = 40_000 if met else 30_000  # the other worker learns from a rollout at the same time
             return step(*args)
 
         learner.optimizer.step = step_of_one
@@ -250,7 +250,7 @@ def test_run_worker_takes_rewards_back_unless_another_worker_has_met_one_meanwhi
         run_worker(make_tasks(config, 0)[0], spaces((4,), 2), learner.net, learner.optimizer, counters, False, pipe)
     unrewarded = 40_000 + 8 * 32 - 30_000
     assert reward_count.tolist() == pytest.approx([0.0 if met else -unrewarded / UNREWARDED, 500.0, 0.0])
-    assert int(rewarded_at[0]) == (0 if met else 40_000 + 8 * 32)
+    assert int(counted_at[0]) == (0 if met else 40_000 + 8 * 32)
 
 
 def test_run_worker_acts_with_the_pixel_statistics_of_all_workers(monkeypatch):

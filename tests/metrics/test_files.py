@@ -23,21 +23,26 @@ def disk(tmp_path, monkeypatch):
     return disk
 
 
+def append(table, rows=()):
+    table.add(rows)
+    table.write()
+
+
 def test_csv_table_keeps_rows_while_the_disk_is_full(tmp_path, disk):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
+    append(table, [(1, 2.0)])
     disk.full = True
     for env_steps in (2, 3):
         with pytest.raises(OSError, match="No space left"):
-            table.add([(env_steps, 4.0)])
+            append(table, [(env_steps, 4.0)])
     disk.full = False
-    table.add([(4, 5.0)])
+    append(table, [(4, 5.0)])
     assert [row["env_steps"] for row in rows(tmp_path / "table.csv")] == ["1", "2", "3", "4"]
 
 
 def test_csv_table_has_no_half_row_on_a_nearly_full_disk(tmp_path, monkeypatch):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
+    append(table, [(1, 2.0)])
     real = open
 
     class Nearly:
@@ -63,10 +68,10 @@ def test_csv_table_has_no_half_row_on_a_nearly_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr("builtins.open", Nearly)
     with pytest.raises(OSError, match="No space left"):
-        table.add([(222, 3.0)])
+        append(table, [(222, 3.0)])
     monkeypatch.undo()
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0"]
-    table.add([])
+    append(table, [])
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "222,3.0"]
 
 
@@ -74,7 +79,7 @@ def test_csv_table_has_no_half_row_on_a_nearly_full_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("refused", ["close", "truncate"])
 def test_csv_table_doubles_no_row_where_the_error_comes_late(refused, rewound, tmp_path, monkeypatch):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 2.0)])
+    append(table, [(1, 2.0)])
     real = open
 
     class Late:
@@ -105,27 +110,27 @@ def test_csv_table_doubles_no_row_where_the_error_comes_late(refused, rewound, t
 
     monkeypatch.setattr("builtins.open", Late)
     with pytest.raises(OSError, match="quota"):
-        table.add([(22, 3.0), (33, 4.0)])
+        append(table, [(22, 3.0), (33, 4.0)])
     monkeypatch.undo()
     if rewound:
         table.rewind(22)
-        table.add([(33, 5.0)])
+        append(table, [(33, 5.0)])
     else:
-        table.add()
+        append(table)
     last = "33,5.0" if rewound else "33,4.0"
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,2.0", "22,3.0", last]
 
 
 def test_csv_table_that_is_rewound_on_a_full_disk_doubles_no_row(tmp_path, disk):
     table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
-    table.add([(1, 1.0), (2, 1.0), (3, 1.0)])
+    append(table, [(1, 1.0), (2, 1.0), (3, 1.0)])
     disk.full = True
     table.rewind(1)
     with pytest.raises(OSError, match="No space left"):
-        table.add([(2, 2.0)])
+        append(table, [(2, 2.0)])
     table.rewind(1)  # and once more before the disk has room
     disk.full = False
-    table.add([(2, 3.0)])
+    append(table, [(2, 3.0)])
     assert (tmp_path / "table.csv").read_text().split() == ["env_steps,score", "1,1.0", "2,3.0"]
 
 
@@ -142,7 +147,7 @@ def test_write_atomically_follows_no_link(tmp_path):
 
 def test_csv_table_and_event_file_follow_no_link_that_appears_later(tmp_path):
     table = CsvTable(tmp_path / "table.csv", COLUMNS)
-    table.add([(1, 1.0, 1.0, 1)])
+    append(table, [(1, 1.0, 1.0, 1)])
     (tmp_path / "table.csv").rename(tmp_path / "kept.csv")
     (tmp_path / "table.csv").symlink_to(tmp_path / "kept.csv")
     before = (tmp_path / "kept.csv").read_bytes()
@@ -150,7 +155,7 @@ def test_csv_table_and_event_file_follow_no_link_that_appears_later(tmp_path):
         if rewind:
             table.rewind(0)
         with pytest.raises(OSError, match="symbolic"):
-            table.add([(2, 1.0, 1.0, 1)])
+            append(table, [(2, 1.0, 1.0, 1)])
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tensorboard").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="must not be a link"):
@@ -159,11 +164,11 @@ def test_csv_table_and_event_file_follow_no_link_that_appears_later(tmp_path):
 
 
 def test_csv_table_with_two_names_changes_under_one_of_them(tmp_path):
-    CsvTable(tmp_path / "table.csv", COLUMNS).add([(10, 1.0, 5, 6), (30, 1.0, 5, 6)])
+    append(CsvTable(tmp_path / "table.csv", COLUMNS), [(10, 1.0, 5, 6), (30, 1.0, 5, 6)])
     os.link(tmp_path / "table.csv", tmp_path / "other.csv")
     before = (tmp_path / "other.csv").read_bytes()
     table = CsvTable(tmp_path / "table.csv", COLUMNS, keep_until=20)
-    table.add([(40, 1.0, 5, 6)])
+    append(table, [(40, 1.0, 5, 6)])
     assert [row["env_steps"] for row in rows(tmp_path / "table.csv")] == ["10", "40"]
     assert (tmp_path / "other.csv").read_bytes() == before
 
@@ -203,7 +208,7 @@ def test_read_episodes_does_not_wait_for_a_pipe(tmp_path):
 
 def test_read_episodes_takes_no_memory_for_a_hole_in_the_file(tmp_path):
     path = tmp_path / "episodes.csv"
-    CsvTable(path, COLUMNS).add([(10, 1.0, 5, 6)])
+    append(CsvTable(path, COLUMNS), [(10, 1.0, 5, 6)])
     os.truncate(path, 30_000_000)
     with open(path, "ab") as file:
         file.write(b"\n20,1.0,7,6\r\n")
@@ -238,7 +243,7 @@ def test_csv_table_reads_only_the_end_of_a_long_file(tmp_path):
     tracemalloc.start()
     began = time.perf_counter()
     table = CsvTable(tmp_path / "episodes.csv", COLUMNS, keep_until=end - 10 - 300_000)
-    table.add([(end, "1.00", "5", 6)])
+    append(table, [(end, "1.00", "5", 6)])
     seconds, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2e6 and seconds < 5
@@ -266,7 +271,7 @@ def test_read_episodes_takes_little_more_memory_than_its_arrays(tmp_path):
 def test_csv_table_drops_incomplete_lines_at_its_end(ending, tmp_path):
     path = tmp_path / "table.csv"
     kept = [(10 * i, "1.50", "nan", 5) for i in range(1, 5001)]  # longer than a block
-    CsvTable(path, COLUMNS).add(kept)
+    append(CsvTable(path, COLUMNS), kept)
     before = path.read_bytes()
     with open(path, "a", newline="", encoding="utf-8") as file:
         file.write(ending)
@@ -280,7 +285,7 @@ def test_csv_table_drops_incomplete_lines_at_its_end(ending, tmp_path):
 def test_csv_table_accepts_other_line_endings(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("env_steps,seconds,score,length\n10,1.0,5,6\n20,1.0,5,6\n")
-    CsvTable(path, COLUMNS, keep_until=10).add([(30, 1.0, 5, 6)])
+    append(CsvTable(path, COLUMNS, keep_until=10), [(30, 1.0, 5, 6)])
     assert [row["env_steps"] for row in rows(path)] == ["10", "30"]
 
 

@@ -39,7 +39,7 @@ def events(run_dir):
 
 def test_run_logger_writes_a_row_to_the_csv_file_and_to_tensorboard(tmp_path):
     logger = RunLogger(tmp_path, Config())
-    logger.metrics(row_of(64, reward_100=math.nan, speed=123456.789))
+    logger.add_metrics(row_of(64, reward_100=math.nan, speed=123456.789))
     logger.write()
     (row,) = rows(tmp_path / "metrics.csv")  # flushed before it is closed
     logger.close()
@@ -53,8 +53,8 @@ def test_run_logger_writes_a_row_to_the_csv_file_and_to_tensorboard(tmp_path):
 
 def test_run_logger_writes_a_row_per_finished_episode(tmp_path):
     logger = RunLogger(tmp_path, Config())
-    logger.episodes(40, 1.5, [Episode(0, -21.0, 900), Episode(3, 2.5, 800)])
-    logger.episodes(80, 2.0, [])
+    logger.add_episodes(40, 1.5, [Episode(0, -21.0, 900), Episode(3, 2.5, 800)])
+    logger.add_episodes(80, 2.0, [])
     assert not rows(tmp_path / "episodes.csv")
     logger.write()
     assert [tuple(row.values()) for row in rows(tmp_path / "episodes.csv")] == [
@@ -70,8 +70,8 @@ def test_run_logger_writes_a_row_per_finished_episode(tmp_path):
 def test_run_logger_writes_scores_exactly(points, tmp_path):
     assert float(format_number(points)) == points
     logger = RunLogger(tmp_path, Config())
-    logger.episodes(40, 1.5, [Episode(0, points, 900)])
-    logger.metrics(row_of(40, **dict.fromkeys(SCORES, points)))
+    logger.add_episodes(40, 1.5, [Episode(0, points, 900)])
+    logger.add_metrics(row_of(40, **dict.fromkeys(SCORES, points)))
     logger.write()
     logger.close()
     assert read_episodes(tmp_path)["score"].tolist() == [points]
@@ -101,8 +101,8 @@ def test_run_logger_drops_rows_that_will_be_replayed(tmp_path):
     for keep_until in (None, 20):
         logger = RunLogger(tmp_path, Config(), keep_until)
         for env_steps in (10, 20, 30) if keep_until is None else (40,):
-            logger.metrics(row_of(env_steps))
-            logger.episodes(env_steps, 1.0, [Episode(0, 1.0, 5)])
+            logger.add_metrics(row_of(env_steps))
+            logger.add_episodes(env_steps, 1.0, [Episode(0, 1.0, 5)])
         logger.write()
         logger.close()
     for name in ("metrics.csv", "episodes.csv"):
@@ -163,11 +163,11 @@ def test_run_logger_may_lose_points_but_no_rows(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     for _ in range(2):
         with pytest.raises(OSError, match="exists"):
-            logger.metrics({"env_steps": 80})
+            logger.add_metrics({"env_steps": 80})
             logger.write()
     (tmp_path / "tensorboard").unlink()
     logger.rewind(40)
-    logger.metrics({"env_steps": 80})
+    logger.add_metrics({"env_steps": 80})
     logger.write()
     logger.close()
     assert [row["env_steps"] for row in rows(tmp_path / "metrics.csv")] == ["80"]
@@ -189,7 +189,7 @@ def test_run_logger_begins_another_event_file_after_one_that_the_disk_has_cut(tm
 
     for env_steps in range(10, 60, 10):
         monkeypatch.setattr(EventFile, "add", refuse if env_steps == 20 else add)
-        logger.metrics(row_of(env_steps))
+        logger.add_metrics(row_of(env_steps))
         with pytest.raises(OSError, match="No space") if env_steps == 20 else nullcontext():
             logger.write()
     logger.close()

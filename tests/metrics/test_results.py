@@ -60,8 +60,8 @@ def test_draw_curve_writes_a_picture_once_an_episode_is_finished(tmp_path, monke
     monkeypatch.setattr("a2c.metrics.plots.picture", picture)  # as it was before tests/conftest.py replaced it
     logger = RunLogger(tmp_path, Config())
     assert draw_curve(tmp_path, "no episode") is None
-    logger.episodes(100, 1.0, [Episode(0, -21.0, 50)])
-    logger.episodes(200, 2.0, [Episode(0, -20.0, 50)])
+    logger.add_episodes(100, 1.0, [Episode(0, -21.0, 50)])
+    logger.add_episodes(200, 2.0, [Episode(0, -20.0, 50)])
     logger.write()
     logger.close()
     path = draw_curve(tmp_path, "two episodes", target=18.0)

@@ -119,7 +119,7 @@ def test_a_process_that_fails_or_hangs_costs_no_row_and_hardly_any_time(text, tm
     logger = RunLogger(tmp_path, Config(wandb=True))
     began = time.monotonic()
     for i in range(400):  # more than a pipe takes
-        logger.metrics(row_of(10 * i))
+        logger.add_metrics(row_of(10 * i))
         logger.write()
     logger.close()
     logger.close()
@@ -186,7 +186,7 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path, capsys):
 
 
 def test_a_missing_package_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(wandb_run, "find_module", lambda name: None)
+    monkeypatch.setattr(wandb_run, "has_extra", lambda name: False)
     check_wandb(Config())
     assert cli.train([*TINY, "--total-env-steps", "80", "--wandb", "--run-dir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
@@ -213,7 +213,7 @@ def test_without_the_package_the_process_says_so(tmp_path, monkeypatch):
 def test_where_wandb_cannot_be_started_tensorboard_misses_nothing(tmp_path):
     (tmp_path / "wandb").write_text("a file")
     logger = RunLogger(tmp_path, Config(wandb=True))
-    logger.metrics(row_of(100))
+    logger.add_metrics(row_of(100))
     with pytest.raises(OSError, match="directory"):
         logger.write()
     logger.close()
@@ -228,7 +228,7 @@ def test_where_tensorboard_cannot_be_written_wandb_misses_nothing(tmp_path, monk
     monkeypatch.setattr(WandbRun, "add", lambda self, env_steps, points: sent.append(env_steps))
     logger = RunLogger(tmp_path, Config(wandb=True))
     for env_steps in (100, 200):
-        logger.metrics(row_of(env_steps))
+        logger.add_metrics(row_of(env_steps))
         with pytest.raises(OSError, match="exists"):
             logger.write()
     assert sent == [100, 200]

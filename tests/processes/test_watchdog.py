@@ -7,14 +7,14 @@ from multiprocessing import get_context
 import pytest
 
 from a2c.processes.errors import WorkerError
-from a2c.processes.start import OURS, end_processes
+from a2c.processes.start import WORKER_NAME, end_processes
 from a2c.processes.watchdog import Watchdog
 
 
 @pytest.fixture
 def worker():
     """A process that hangs."""
-    process = get_context("spawn").Process(target=time.sleep, args=(1e6,), name=OURS, daemon=True)
+    process = get_context("spawn").Process(target=time.sleep, args=(1e6,), name=WORKER_NAME, daemon=True)
     process.start()
     yield process
     end_processes([process])

@@ -68,10 +68,10 @@ def test_introduction_of_a3c_and_ga3c_counts_who_plays_and_says_where_environmen
 
 def test_introduction_names_what_is_installed_to_watch_a_run(tmp_path, monkeypatch):
     config = Config.from_preset("cartpole", run_dir=tmp_path / "run")
-    monkeypatch.setattr(introduction, "HAS_PAGE", True)
+    installed = {"report", "tensorboard"}
+    monkeypatch.setattr(introduction, "has_extra", lambda name: name in installed)
     assert shown(config)["to watch"] == f"a2c watch {tmp_path / 'run'}"
-    monkeypatch.setattr(introduction, "HAS_PAGE", False)
-    monkeypatch.setattr(introduction, "HAS_BOARD", False)
-    assert shown(config)["to watch"] == f"{tmp_path / 'run' / 'curve.png'}"
-    monkeypatch.setattr(introduction, "HAS_BOARD", True)
+    installed.remove("report")
     assert shown(config)["to watch"] == f"tensorboard --logdir {tmp_path / 'run'}"
+    installed.remove("tensorboard")
+    assert shown(config)["to watch"] == f"{tmp_path / 'run' / 'curve.png'}"

@@ -382,7 +382,9 @@ def test_the_best_checkpoint_is_played_unless_another_is_named(good, tmp_path, c
     assert (play(run_dir, 1).checkpoint, play(run_dir, 1).env_steps) == (run_dir / "best.pt", 10)
     assert play(run_dir, 1, checkpoint="latest.pt").env_steps == 20
     assert play(run_dir / "latest.pt", 1).env_steps == 20
-    assert export(run_dir, tmp_path / "policy.pt") == 10
+    with pytest.raises(CheckpointError, match=r"got \S+/bset\.pt: the directory has no such file"):
+        play(run_dir / "bset.pt", 1)
+    assert export(run_dir, tmp_path / "policy.pt").env_steps == 10
     (run_dir / "latest.pt").unlink()
     assert load(run_dir).act(np.zeros(2, np.float32)) in (0, 1)
     assert cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0

@@ -9,13 +9,13 @@ from runs import tiny
 from toys import same
 
 from a2c.cli import commands as cli
+from a2c.config.extras import has_extra
 from a2c.run.checkpoint import POLICY, load_checkpoint
 from a2c.run.trainer import Trainer
 from a2c.tools import export as exporting
 from a2c.tools.evaluate import evaluate
 from a2c.tools.export import export
 from a2c.tools.load import load_policy
-from a2c.tools.onnx_model import has_onnx
 from a2c.tools.record_video import record_video
 
 SMALL = ["--backend", "sync", "--num-envs", "2", "--rollout-steps", "5", "--total-env-steps", "40", "--no-progress"]
@@ -34,7 +34,7 @@ def published(run, tmp_path):
     """A directory as it is published: a policy file."""
     folder = tmp_path / "published"
     folder.mkdir()
-    assert export(run, folder / "latest.pt") == 40
+    assert export(run, folder / "latest.pt").env_steps == 40
     return folder
 
 
@@ -46,10 +46,10 @@ def refused(args, capsys):
 
 
 def logits_of(run_dir, checkpoint="latest.pt"):
-    _, net, state = load_policy(run_dir, checkpoint)
-    obs = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (64, *state["input_shape"]), np.uint8))
+    policy = load_policy(run_dir, checkpoint)
+    obs = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (64, *policy.spaces.obs_shape), np.uint8))
     with torch.no_grad():
-        return net(obs)[0]
+        return policy.net(obs)[0]
 
 
 def test_an_exported_policy_plays_as_its_checkpoint_does_bit_for_bit(run, published, tmp_path):
@@ -169,7 +169,7 @@ def test_a_network_of_ones_own_is_exported(tmp_path):
     Trainer(tiny(tmp_path / "run", stop_after=80), network=Own).run()
     with pytest.raises(ValueError, match="as the argument network"):
         export(tmp_path / "run", tmp_path / "policy.pt")
-    assert export(tmp_path / "run", tmp_path / "policy.pt", network=Own) == 80
+    assert export(tmp_path / "run", tmp_path / "policy.pt", network=Own).env_steps == 80
     assert evaluate(tmp_path / "policy.pt", 1, network=Own).shape == (1,)
-    if has_onnx():
-        assert export(tmp_path / "run", tmp_path / "policy.onnx", network=Own) == 80
+    if has_extra("onnx"):
+        assert export(tmp_path / "run", tmp_path / "policy.onnx", network=Own).env_steps == 80

@@ -15,13 +15,14 @@ from runs import TINY
 from a2c import __version__
 from a2c.cli import commands as cli
 from a2c.config.config import Config
+from a2c.config.extras import PACKAGES, has_extra
 from a2c.config.resolve import resolve
 from a2c.envs.single import probe_spaces
 from a2c.networks import make_network
 from a2c.tools import onnx_model as module
-from a2c.tools.onnx_model import PACKAGES, has_onnx, onnx_model
+from a2c.tools.onnx_model import onnx_model
 
-needs_onnx = pytest.mark.skipif(not has_onnx(), reason=f"needs {', '.join(PACKAGES)}")
+needs_onnx = pytest.mark.skipif(not has_extra("onnx"), reason=f"needs {', '.join(PACKAGES['onnx'])}")
 GUIDE = Path(__file__).parents[2] / "docs" / "export.md"
 ATARI = {"env": "pong", "frame_size": 42}
 CASES = [
@@ -137,7 +138,7 @@ def test_the_block_of_the_guide_plays_without_torch(network, cartpole, tmp_path,
 
 
 def test_export_command_says_which_packages_are_missing(cartpole, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(module, "PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setitem(PACKAGES, "onnx", ("onnx", "no_such_package"))
     assert cli.main(["export", str(cartpole), str(tmp_path / "policy.onnx")]) == 2
     error = capsys.readouterr().err
     assert 'pip install "a2c[onnx]"' in error and error.count("\n") == 1

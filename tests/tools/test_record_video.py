@@ -50,10 +50,10 @@ def test_record_video_shows_the_pictures_of_the_emulator(run, greedy, tmp_path, 
     monkeypatch.setitem(video_writers.WRITERS, ".gif", keep)
     video = record_video(run, tmp_path / "episode.gif", greedy=greedy, seed=3)
 
-    config, net, _ = load_policy(run)
-    config = replace(config, seed=3, num_envs=1, threads=1)
+    policy = load_policy(run)
+    config = replace(policy.config, seed=3, num_envs=1, threads=1)
     with closing(Compute(config)) as compute:
-        net = make_replica(net, compute)  # in the precision in which it was trained
+        net = make_replica(policy.net, compute)  # in the precision in which it was trained
     env = make_env(config, find_spec(config.env), run_seeds(config).envs[0], render_mode="rgb_array")
     draw, rnn_state, first = torch.Generator().manual_seed(3), None, True
     obs, _ = env.reset(seed=run_seeds(config).envs[0])
@@ -72,7 +72,7 @@ def test_record_video_shows_the_pictures_of_the_emulator(run, greedy, tmp_path, 
         over, points = terminated or truncated, points + reward
         seen.append(env.ale.getScreenRGB())
     env.close()
-    assert video == [RecordedEpisode(3, points, 60, True)] and len(seen) == 61
+    assert video == [RecordedEpisode(3, points, 60, True, env_steps=20)] and len(seen) == 61
     assert len(shown) == len(seen) and all(np.array_equal(a, b) for a, b in zip(shown, seen, strict=True))
     with Image.open(tmp_path / "episode.gif") as gif:
         assert gif.size == (160, 210)

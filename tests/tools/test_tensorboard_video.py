@@ -4,10 +4,13 @@ import io
 from importlib.util import find_spec as find_module
 
 import pytest
+import torch
 from PIL import Image
 from runs import TINY
 
 from a2c.cli import commands as cli
+from a2c.metrics.logger import EventFile
+from a2c.tools import record_video
 
 needs_tensorboard = pytest.mark.skipif(find_module("tensorboard") is None, reason="needs the package tensorboard")
 
@@ -61,6 +64,21 @@ def test_a_policy_in_a_run_adds_to_its_events_and_one_elsewhere_is_refused(run_d
     error = capsys.readouterr().err
     assert error.startswith("error: run_dir must be a run directory, or a file in one") and error.count("\n") == 1
     assert not (tmp_path / "tensorboard").exists()
+
+
+def test_a_policy_that_a_run_keeps_meanwhile_is_not_taken_for_the_recorded_one(run_dir, tmp_path, capsys, monkeypatch):
+    for name in ("config.json", "latest.pt"):
+        (tmp_path / name).write_bytes((run_dir / name).read_bytes())
+    write, steps = record_video.write_video, []
+
+    def write_while_the_run_goes_on(*args):
+        write(*args)
+        torch.save({**torch.load(tmp_path / "latest.pt", weights_only=True), "env_steps": 90}, tmp_path / "best.pt")
+
+    monkeypatch.setattr(record_video, "write_video", write_while_the_run_goes_on)
+    monkeypatch.setattr(EventFile, "image", lambda self, tag, content, size, step: steps.append(step))
+    assert cli.main(["record", str(tmp_path), "--tensorboard", "--max-length", "3"]) == 0
+    assert steps == [80] and f" of {tmp_path / 'latest.pt'}, " in capsys.readouterr().out
 
 
 def test_no_video_is_written_through_a_link(run_dir, tmp_path, capsys):
