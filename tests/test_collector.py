@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import CertainNet, TinyNet, counting_envs
 
-from a2c.collector import Collector
+from a2c.collector import Collector, Played
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 
@@ -145,3 +145,9 @@ def test_collect_numbers_the_environments_of_episodes_over_all_groups(compute):
 def test_collect_stores_the_policy_version(compute):
     rollout = collector(compute, counting_envs(3, 4)).collect(policy_version=17).rollout
     assert rollout.policy_version.tolist() == [17, 17]
+
+
+def test_collect_returns_the_mean_seconds_of_the_groups(compute):
+    both = collector(compute, counting_envs(3), counting_envs(4))
+    both._play = lambda g: Played([], [], [1.0, 3.0][g], [4.0, 6.0][g])
+    assert both.collect().seconds == {"env": 2.0, "act": 5.0}

@@ -1,5 +1,6 @@
 """The loss: values and gradients worked out by hand, and the mistakes that other code bases made."""
 
+import re
 from math import exp, log
 
 import pytest
@@ -184,6 +185,14 @@ def test_a2c_loss_refuses_shapes_that_would_broadcast(name, shape, batch):
     inputs |= {name: torch.zeros(shape(batch), dtype=inputs[name].dtype)}
     with pytest.raises(ValueError, match=rf"{name} must have shape \[{batch}\], got"):
         a2c_loss(**inputs)
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 5), (2, 3, 4)])
+def test_a2c_loss_refuses_logits_that_are_no_batch_of_actions(shape):
+    actions = torch.zeros(shape[0], dtype=torch.int64)
+    message = f"logits must have shape [B, A] with B > 0, got {list(shape)}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        a2c_loss(torch.zeros(shape), torch.zeros(shape[0]), actions, torch.zeros(shape[0]))
 
 
 def test_a2c_loss_gradient_equals_that_of_the_ppo_surrogate_at_ratio_1():

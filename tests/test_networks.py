@@ -93,9 +93,11 @@ def test_shared_a2c_has_the_documented_layers():
         return [tuple(p.shape) for p in net.parameters() if p.ndim > 1]
 
     nature = [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (6, 512), (1, 512)]
+    nips = [(16, 4, 8, 8), (32, 16, 4, 4), (256, 32 * 9 * 9), (6, 256), (1, 256)]  # 84 -> 20 -> 9
     small = [(16, 4, 4, 4), (32, 16, 4, 4), (256, 32 * 9 * 9), (6, 256), (1, 256)]  # 42 -> 20 -> 9
-    assert shapes(SharedA2C("nature", (4, 84, 84), 6)) == nature
-    assert shapes(SharedA2C("small", (4, 42, 42), 6)) == small
+    for kind, size, documented in (("nature", 84, nature), ("nips", 84, nips), ("small", 42, small)):
+        assert shapes(SharedA2C(kind, (4, size, size), 6)) == documented
+        assert shapes(make_network(Config(network=kind), (4, size, size), 6, stacked=True)) == documented
 
 
 def test_pixel_norm_update_equals_numpy_over_all_batches():
@@ -280,7 +282,13 @@ def test_make_network_refuses_observations_that_it_cannot_take(network, shape, m
 
 @pytest.mark.parametrize(
     ("network", "size", "kind"),
-    [("auto", 35, "small"), ("auto", 36, "atari"), ("nature", 36, "nature"), ("nips", 20, "nips")],
+    [
+        ("auto", 10, "small"),
+        ("auto", 35, "small"),
+        ("auto", 36, "atari"),
+        ("nature", 36, "nature"),
+        ("nips", 20, "nips"),
+    ],
 )
 def test_make_network_takes_images_down_to_the_size_that_the_convolutions_need(network, size, kind):
     config = Config(network=network)
@@ -288,6 +296,10 @@ def test_make_network_takes_images_down_to_the_size_that_the_convolutions_need(n
     net = make_network(config, (4, size, 84), 2, stacked=True)
     logits, values = net(torch.zeros(2, 4, size, 84, dtype=torch.uint8))
     assert (logits.shape, values.shape) == ((2, 2), (2, 1))
+
+
+def test_images_that_are_too_small_for_convolutions_are_vectors():
+    assert network_kind(Config(), (4, 9, 84)) == network_kind(Config(), (4, 84, 9)) == "mlp"
 
 
 def test_networks_refuse_images_that_are_too_small_for_their_convolutions():

@@ -173,6 +173,7 @@ def test_lambda_returns_minus_values_are_the_generalised_advantages():
         ({"rewards": torch.zeros(0, 2)}, "rewards must have shape"),
         ({"next_values": torch.zeros(3, 1)}, "next_values must have the shape"),
         ({"next_values": torch.zeros(4, 2)}, "next_values must have the shape"),
+        ({"next_values": torch.zeros(3, 2, dtype=torch.int64)}, "next_values must be floating point, got torch.int64"),
         ({"terminated": torch.zeros(1, 2, dtype=torch.bool)}, "terminated must have the shape"),
         ({"truncated": torch.zeros(2, 3, dtype=torch.bool)}, "truncated must have the shape"),
         ({"terminated": torch.zeros(3, 2)}, "terminated must be bool"),

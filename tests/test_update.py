@@ -238,6 +238,36 @@ def test_learn_raises_at_an_infinite_loss_though_its_gradients_are_finite(advant
     assert all(parameter.isfinite().all() for parameter in net.parameters())
 
 
+def test_learn_raises_at_a_parameter_that_a_step_has_made_infinite():
+    config = replace(CONFIG, network="mlp", epochs=1)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 3), compute)
+        step = learner.optimizer.step
+
+        def poison():
+            step()
+            with torch.no_grad():
+                learner.net.policy[0].weight[0, 0] = torch.inf
+
+        learner.optimizer.step = poison
+        with pytest.raises(FloatingPointError, match="parameters are NaN or infinite after update 1;"):
+            learner.learn(random_rollout(), num_minibatches=1)
+
+
+def test_learn_raises_at_a_norm_that_is_nan_though_the_loss_is_finite():
+    config = replace(CONFIG, network="mlp", epochs=1)
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4,), 3), compute)
+
+        def step(*args):
+            terms, norm = learner.take_step(*args)
+            return terms, norm * torch.nan
+
+        learner.replace_step(step)
+        with pytest.raises(FloatingPointError, match="the gradient's norm is nan at update 1;"):
+            learner.learn(random_rollout(), num_minibatches=1)
+
+
 def flat_transitions(rollout: Rollout) -> tuple[list, list, list, list]:
     """States, actions, rewards and last states of some transitions; which, does not matter."""
     states = list(rollout.obs.flatten(0, 1).numpy())

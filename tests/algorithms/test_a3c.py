@@ -567,7 +567,11 @@ def test_trainer_stops_in_order_at_a_signal_to_the_whole_group(algorithm, sign, 
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] > 0
 
 
-def test_train_command_refuses_to_resume_with_another_algorithm(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [("algorithm", "a3c", "a2c"), ("env", "CartPole-v1", "CartPole-v0"), ("optimizer", "adam", "rmsprop")],
+)
+def test_train_command_refuses_to_resume_with_another_algorithm_env_or_optimizer(name, was, now, tmp_path, capsys):
     run(tmp_path / "run", [*CARTPOLE, "--total-env-steps", "256"])
-    assert cli.train(["--resume", str(tmp_path / "run"), "--algorithm", "a2c"]) == 2
-    assert "is of algorithm a3c, got a2c" in capsys.readouterr().err
+    assert cli.train(["--resume", str(tmp_path / "run"), f"--{name}", now]) == 2
+    assert f"is of {name} {was}, got {now}" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 from contextlib import closing
 
@@ -164,6 +165,21 @@ def test_every_compute_thread_and_the_caller_s_use_the_device_of_the_run(monkeyp
         both = threading.Barrier(2)
         threads = set(compute.map(lambda _: (both.wait(10), threading.get_ident())[1], range(2)))
     assert used == dict.fromkeys({threading.get_ident(), *threads}, "cuda:0") and len(used) == 3
+
+
+def test_map_raises_an_error_once_all_calls_are_done():
+    done = []
+
+    def work(item):
+        if item == 0:
+            raise ValueError("of item 0")
+        time.sleep(0.2)
+        done.append(item)
+
+    with closing(Compute(Config(threads=2))) as compute:
+        with pytest.raises(ValueError, match="of item 0"):
+            compute.map(work, range(2))
+        assert done == [1]
 
 
 def test_a_thread_that_hangs_is_waited_for_once(monkeypatch):

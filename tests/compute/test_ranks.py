@@ -79,15 +79,28 @@ def own_part(rollout: Rollout, rank: int, size: int) -> Rollout:
     return Rollout.join(columns)
 
 
+def with_images(rollout: Rollout) -> Rollout:
+    """The same with stacks of frames as observations, which are darker in every second environment."""
+    draw = torch.Generator().manual_seed(0)
+    stacks = {
+        name: torch.randint(0, 256, (*getattr(rollout, name).shape[:-1], 4, 42, 42), generator=draw, dtype=torch.uint8)
+        for name in ("obs", "next_obs", "final_obs")
+    }
+    stacks["obs"][:, 1::2] //= 4
+    return replace(rollout, **stacks)
+
+
 @cache
-def first_parameters(network="mlp"):
-    return make_network(replace(CONFIG, network=network, lstm_units=8), (4,), 3, False).state_dict()
+def first_parameters(network="mlp", shape=(4,)):
+    return make_network(replace(CONFIG, network=network, lstm_units=8), shape, 3, len(shape) == 3).state_dict()
 
 
 def learned(ranks: Ranks, config: Config, rollouts: list[Rollout]) -> Learner:
+    shape = tuple(rollouts[0].obs.shape[2:])
     with closing(Compute(config, ranks)) as compute:
-        learner = Learner(config, spaces((4,), 3), compute)
-        learner.net.load_state_dict(first_parameters(config.network))  # threads draw from one generator, in any order
+        learner = Learner(config, spaces(shape, 3, stacked=len(shape) == 3), compute)
+        first = first_parameters(config.network, shape)  # threads draw from one generator, in any order
+        learner.net.load_state_dict(first)
         for rollout in rollouts:
             learner.learn(own_part(rollout, ranks.rank, ranks.size))
             learner.update_metrics()
@@ -107,7 +120,7 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size, changes):
     assert alone.updates == 2 * config.epochs * config.num_minibatches
     assert bool(alone.reward_count) == bool(config.exploration_noise)
     assert not torch.allclose(
-        first_parameters()["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3
+        first_parameters("mlp", (4,))["policy.2.weight"], alone.net.state_dict()["policy.2.weight"], atol=1e-3
     )
     for learner in on_ranks(size, lambda ranks: learned(ranks, config, rollouts)):
         check_equal(learner, alone)
@@ -123,6 +136,16 @@ def test_any_number_of_ranks_learns_what_one_process_learns_with_a_recurrent_net
         check_equal(learned(Ranks(), config, others), alone)
     for learner in on_ranks(size, lambda ranks: learned(ranks, config, rollouts)):
         check_equal(learner, alone)
+
+
+@pytest.mark.parametrize("network", ["small", "lstm"])
+def test_two_ranks_learn_the_pixel_statistics_of_one_process(network):
+    config = replace(CONFIG, network=network, lstm_units=8, epochs=1)
+    rollouts = [with_images(some_rollout(seed, rnn_state_size=16 * (network == "lstm"))) for seed in (0, 1)]
+    alone = learned(Ranks(), config, rollouts).normalizer
+    assert int(alone.count) == 2 * 2 * 11  # of every fourth step
+    for learner in on_ranks(2, lambda ranks: learned(ranks, config, rollouts)):
+        torch.testing.assert_close(learner.normalizer.state_dict(), alone.state_dict(), rtol=1e-5, atol=0)
 
 
 def custom_learner(net: nn.Module, compute: Compute) -> Learner:

@@ -29,6 +29,7 @@ HINTS = get_type_hints(Config, include_extras=True)
 RANGES = {name: note for name, hint in HINTS.items() for note in get_args(hint) if isinstance(note, Range)}
 INTEGERS = [name for name in RANGES if get_args(HINTS[name])[0] is int]
 FLOATS = [name for name in RANGES if name not in INTEGERS]
+SWITCHES = [name for name, hint in HINTS.items() if hint is bool]
 CHOICES = ("preset", "algorithm", "backend", "network", "optimizer", "precision")
 # The help of switches and choices is in words; that of all other settings names a unit or a kind in parentheses.
 WITHOUT_UNIT = (*CHOICES, "normalize_obs", "crop", "rmsprop_eps_inside", "terminal_on_life_loss", "cuda", "cuda_graphs")
@@ -95,6 +96,7 @@ BAD = [
     pytest.param("gamma", 10**400, id="gamma-huge"),  # no float holds it
     *((name, RANGES[name].low) for name in OPEN),
     *((name, bad) for name in CHOICES for bad in ("nonsense", "", None)),
+    *((name, bad) for name in SWITCHES for bad in (1, "no", None)),
     *(("env", bad) for bad in ("", None, 3)),
 ]
 
@@ -127,15 +129,32 @@ def test_config_refuses_zero_and_less_where_a_range_is_above_it(name, value):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}, {"exploration_noise": 1.5}]
+    "wrong",
+    [{"gae_lambda": 0.95}, {"num_minibatches": 2}, {"epochs": 2}, {"algorithm": "ga3c"}, {"exploration_noise": 1.5}],
 )
 def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
     good = {"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}
     assert Config(**good).sliding_batch == 32
     (name,) = wrong
-    needed = 0 if name == "exploration_noise" else 1
+    needed = {"algorithm": "a2c", "exploration_noise": 0}.get(name, 1)
     with pytest.raises(ValueError, match=f"^{name} must be {needed} when sliding_batch is set, got {wrong[name]}"):
         Config(**good | wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"run_dir": "runs/x", "resume": "runs/y"}, "run_dir must be left out when resume is set, got runs/x"),
+        ({"algorithm": "a3c", "deterministic": True}, "deterministic must be off for algorithm a3c, .*, got True"),
+        ({"algorithm": "ga3c", "deterministic": True}, "deterministic must be off for algorithm ga3c, .*, got True"),
+        ({"backend": "native", "crop": True}, "crop must be off for backend native, .*, got True"),
+    ],
+)
+def test_config_refuses_settings_that_exclude_each_other(settings, message):
+    for name, value in settings.items():
+        Config(**{name: value})
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Config(**settings)
 
 
 @pytest.mark.parametrize(("changes", "most"), [({}, 12), ({"shuffle": False}, 3), ({"network": "lstm"}, 3)], ids=str)
@@ -212,6 +231,20 @@ def test_resolve_gives_a3c_one_thread_and_no_gpu():
         assert config.cuda and config.threads == 3
     config = resolve(Config(algorithm="a3c", cuda=True, threads=3), PONG_SHAPE)
     assert not config.cuda and config.threads == 1
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "precision"),
+    [
+        ("mlp", (4,), "float32"),
+        ("lstm", PONG_SHAPE, "float32"),
+        ("custom", PONG_SHAPE, "float32"),
+        ("atari", PONG_SHAPE, "auto"),
+    ],
+)
+def test_resolve_makes_auto_precision_float32_for_mlp_lstm_and_custom(network, shape, precision):
+    assert resolve(Config(network=network), shape).precision == precision
+    assert resolve(Config(network=network, precision="bfloat16"), shape).precision == "bfloat16"
 
 
 def test_resolve_leaves_nothing_open_and_changes_nothing_twice():

@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from multiprocessing import forkserver
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +28,7 @@ from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
-from a2c.envs.make import make_envs
+from a2c.envs.make import make_envs, make_groups
 from a2c.envs.single import find_spec, make_env, probe_spaces
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
@@ -280,6 +281,20 @@ def test_a2c_close_ends_the_workers_although_a_compute_thread_hangs(monkeypatch)
         assert not any(psutil.pid_exists(worker.pid) for worker in workers)
         assert not any(t.name == "a2c-watchdog" for t in set(threading.enumerate()) - before)
         hang.set()
+
+
+def test_make_groups_closes_all_groups_before_one_that_fails(monkeypatch):
+    closed = []
+
+    def make(config, seeds):
+        if 4 in seeds:
+            raise WorkerError("environment 4 failed", "its trace")
+        return SimpleNamespace(close=lambda: closed.append(seeds))
+
+    monkeypatch.setattr("a2c.envs.make.make_envs", make)
+    with pytest.raises(WorkerError, match="environment 4 failed"):
+        make_groups(Config(env="CartPole-v1", backend="sync"), range(8), 4)
+    assert closed == [[0, 1], [2, 3]]
 
 
 LIMITED = """

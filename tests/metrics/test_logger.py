@@ -15,12 +15,13 @@ from a2c.compute.compute import Compute
 from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
 from a2c.envs.vector_env import Episode
+from a2c.losses import A2CLoss
 from a2c.metrics.logger import METRICS, SCORES, TAGS, EventFile, RunLogger
 from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
 from a2c.metrics.text import format_number
 from a2c.networks import MlpA2C
-from a2c.update import compute_gradients, describe_update, explained_variance
+from a2c.update import Terms, compute_gradients, describe_update, explained_variance
 
 
 def events(run_dir):
@@ -137,6 +138,31 @@ def test_describe_update_measures_the_gradient_before_the_clip():
     assert free["loss_total"] == pytest.approx(total, rel=1e-5)
     assert free["advantage"] == pytest.approx(free["batch_rewards"] - free["values"], rel=1e-5)
     assert free["loss_entropy"] == pytest.approx(-config.entropy_coef * free["entropy"]) and free["entropy"] > 0.6
+
+
+@pytest.mark.parametrize(("max_grad_norm", "clip"), [(0.0, 1.0), (12.0, 1.0), (3.0, 0.5)])
+def test_describe_update_by_hand(max_grad_norm, clip):
+    loss = A2CLoss(*map(torch.tensor, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)))
+    terms = Terms(loss, *map(torch.tensor, (9.0, 125.0, 10.0)))
+    net = torch.nn.Linear(2, 2)
+    net.weight.grad = torch.tensor([[-5.0, 1.0], [0.0, 2.0]])  # the bias has none
+    assert describe_update(terms, torch.tensor(6.0), net, max_grad_norm, entropy_coef=0.25) == {
+        "advantage": 5.0,
+        "values": 10.0,
+        "batch_rewards": 9.0,
+        "loss_entropy": -0.25 * 4.0,
+        "loss_policy": 2.0,
+        "loss_value": 3.0,
+        "loss_total": 1.0,
+        "entropy": 4.0,
+        "ratio": 6.0,
+        "approx_kl": 7.0,
+        "clip_fraction": 8.0,
+        "explained_variance": 1 - (3 - 5**2) / (125 - 9**2),
+        "grad_l2": 6.0,
+        "grad_max": 5.0 / clip,
+        "grad_var": ((5**2 + 1**2 + 2**2) / 4 - 0.5**2) / clip**2,
+    }
 
 
 def test_event_file_holds_what_tensorboard_reads(tmp_path):

@@ -287,7 +287,7 @@ def test_trainer_does_not_save_parameters_that_are_infinite(tmp_path):
                 trainer.learner.net.policy[0].weight[0, 0] = float("inf")
 
     trainer.learner.optimizer.step = poison
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FloatingPointError, match="parameters are NaN or infinite after update 12;"):
         trainer.run()
     state = load_checkpoint(tmp_path / "run" / "latest.pt")
     assert state["env_steps"] == 160 and all(p.isfinite().all() for p in state["network"].values())

@@ -276,18 +276,24 @@ def test_evaluate_uses_as_many_threads_as_it_is_given(threads, good, tmp_path, m
 
 @pytest.mark.parametrize("command", [["evaluate", "--episodes", "2"], ["record", "--out"]])
 def test_evaluate_does_not_start_the_threads_of_the_run(command, good, tmp_path, capsys, monkeypatch):
-    run_dir = changed(good, tmp_path, configure(threads=1024))
+    run_dir, asked = changed(good, tmp_path, configure(threads=1024)), []
     most, start = [0], threading.Thread.start
+
+    def make_compute(config):
+        asked.append(config.threads)
+        return Compute(config)
 
     def counted(thread):
         most[0] = max(most[0], threading.active_count() + 1)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", counted)
+    monkeypatch.setattr("a2c.tools.evaluate.Compute", make_compute)
+    monkeypatch.setattr("a2c.tools.record_video.Compute", make_compute)
     if command[-1] == "--out":
         command = [*command, str(tmp_path / "episode.gif")]
     assert cli.main([command[0], str(run_dir), *command[1:]]) == 0
-    assert most[0] < 64
+    assert most[0] < 64 and asked == [0]
 
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])
