@@ -229,8 +229,8 @@ def test_make_envs_workers_ignore_a_signal_to_the_whole_group(method, monkeypatc
         workers = list(envs.env.processes)
         server = [forkserver._forkserver._forkserver_pid] if method == "forkserver" else []
         for pid in [*server, *(worker.pid for worker in workers)]:
-            os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGINT)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(pid, number)
         for _ in range(20):
             envs.step(np.array([0, 1]))
         assert all(worker.is_alive() for worker in workers)

@@ -206,17 +206,19 @@ def test_step_native_does_not_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_step_refuses_bad_actions_and_does_not_hang(backend):
     bad = [[0], [0, 0, 0], [[0, 0]], [0.0, 1.0], [True, False], [0, 6], [-1, 0], np.array([0, 2**40]), [0, None]]
-    faulthandler.dump_traceback_later(60, exit=True)  # ale-py's threads cannot be interrupted otherwise
-    with playing(backend=backend) as envs:
-        envs.reset()
-        for actions in bad:
-            with pytest.raises(ValueError, match=r"^actions must be .*, got "):
-                envs.step(np.array(actions))
-        assert envs.lengths.tolist() == [0, 0]
-        for dtype in (np.int32, np.uint8, np.uint64):
-            envs.step(np.array([0, 5], dtype))
-        assert envs.lengths.tolist() == [3, 3]
-    faulthandler.cancel_dump_traceback_later()
+    try:
+        with playing(backend=backend) as envs:
+            envs.reset()
+            faulthandler.dump_traceback_later(60, exit=True)  # ale-py's threads cannot be interrupted otherwise
+            for actions in bad:
+                with pytest.raises(ValueError, match=r"^actions must be .*, got "):
+                    envs.step(np.array(actions))
+            assert envs.lengths.tolist() == [0, 0]
+            for dtype in (np.int32, np.uint8, np.uint64):
+                envs.step(np.array([0, 5], dtype))
+            assert envs.lengths.tolist() == [3, 3]
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("backend", ["native", "sync"])

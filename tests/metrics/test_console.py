@@ -103,10 +103,13 @@ def test_display_prints_a_line_per_row_on_a_dumb_terminal(kind, live, monkeypatc
 
 def test_display_says_at_once_that_a_run_is_stopping(monkeypatch):
     def act(display):
+        drawn, refresh = [], display.live.refresh
+        display.live.refresh = lambda: refresh() or drawn.append(1)
         display.show(row_of(1500))
-        time.sleep(1.2)  # drawn twice a second
-        stop.handle(signal.SIGINT, None)
-        time.sleep(1.2)
+        for happen in (lambda: None, lambda: stop.handle(signal.SIGINT, None)):
+            happen()
+            known = len(drawn)
+            wait_for(lambda known=known: len(drawn) >= known + 2, 20)  # the first may have been begun before
 
     stop = StopRequest()
     shown, _ = shown_on_a_terminal(monkeypatch, "xterm", act, stop=stop)
@@ -161,11 +164,11 @@ def test_display_in_a_notebook_draws_one_output_again_and_empties_it(monkeypatch
             display.show(row_of(1500, reward_100=12.5))
         wait_for(lambda: len(sys.modules["IPython.display"].shown) >= 3)
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     text, notebook = shown_in_a_notebook(monkeypatch, act)
     assert "mean 12.5" in text and len(notebook.shown) >= 4 and not notebook.printed
     assert notebook.shown[-1] == {"text/plain": ""}
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_display_in_a_notebook_says_that_a_run_is_stopping(monkeypatch):
@@ -182,8 +185,13 @@ def test_display_in_a_notebook_says_that_a_run_is_stopping(monkeypatch):
 
 def test_display_in_a_notebook_survives_what_cannot_be_drawn_and_shows_nothing_without_progress(monkeypatch):
     def act(display):
+        shown, asked, render = sys.modules["IPython.display"].shown, [], display.panel.render
         display.panel.rows.append({"reward_100": 1.0})  # a row without its other columns
-        time.sleep(0.7)
+        display.panel.render = lambda *args: asked.append(1) or render(*args)
+        wait_for(lambda: len(asked) >= 2, 30)
+        drawn = len(shown)
+        display.panel.rows.pop()
+        wait_for(lambda: len(shown) > drawn)
 
     _, notebook = shown_in_a_notebook(monkeypatch, act)
     assert notebook.shown[-1] == {"text/plain": ""}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec as find_module
+from types import SimpleNamespace
 
 import pytest
 from runs import TINY, row_of, rows, tiny
@@ -15,7 +16,7 @@ from toys import wait_for
 
 from a2c.cli import commands as cli
 from a2c.config.config import Config
-from a2c.metrics import wandb_run
+from a2c.metrics import wandb_process, wandb_run
 from a2c.metrics.logger import TAGS, RunLogger
 from a2c.metrics.wandb_process import send
 from a2c.metrics.wandb_run import WandbRun, check_wandb, run_id
@@ -109,6 +110,7 @@ def script(monkeypatch, tmp_path, text):
 
 
 ENDS, HANGS, TALKS = "raise SystemExit(1)", "import time; time.sleep(600)", "print(chr(0x2713), flush=True)"
+WRITES = "import sys, pathlib; pathlib.Path('got').write_text(sys.stdin.read())"
 
 
 @pytest.mark.parametrize("text", [ENDS, HANGS, TALKS])
@@ -136,7 +138,7 @@ def test_a_process_that_fails_or_hangs_costs_no_row_and_hardly_any_time(text, tm
 
 
 def test_rows_arrive_in_order_without_what_is_not_finite(tmp_path, monkeypatch):
-    script(monkeypatch, tmp_path, "import sys, pathlib; pathlib.Path('got').write_text(sys.stdin.read())")
+    script(monkeypatch, tmp_path, WRITES)
     monkeypatch.chdir(tmp_path)
     run = WandbRun(tmp_path, Config(seed=7))
     for i in range(5000):
@@ -147,6 +149,16 @@ def test_rows_arrive_in_order_without_what_is_not_finite(tmp_path, monkeypatch):
     assert (arguments["project"], arguments["name"], arguments["dir"]) == ("a2c", tmp_path.name, str(tmp_path))
     assert arguments["config"]["seed"] == 7 and arguments["id"] == run_id(tmp_path)
     assert [json.loads(line) for line in lines] == [[i, {"score/reward": 0.1 * i}] for i in range(5000)]
+
+
+def test_the_environment_may_name_the_project_and_the_run(tmp_path, monkeypatch):
+    script(monkeypatch, tmp_path, WRITES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_PROJECT", "games")
+    monkeypatch.setenv("WANDB_NAME", "the best one")
+    WandbRun(tmp_path, Config()).close()
+    arguments = json.loads((tmp_path / "got").read_text())
+    assert (arguments["project"], arguments["name"]) == ("games", "the best one")
 
 
 def test_the_process_sends_its_rows_though_nobody_listens_any_more():
@@ -199,6 +211,16 @@ def test_send_tells_what_fails():
     send([], told.append)
     send(["nonsense"], told.append)
     assert len(told) == 2 and all(text.startswith("wandb: this run is not logged any more (") for text in told)
+
+
+def test_send_leaves_out_the_rows_that_a_resumed_run_replays(monkeypatch):
+    sent, told = [], []
+    run = SimpleNamespace(
+        step=200, log=lambda values, step: sent.append((step, values)), finish=lambda: sent.append("finished")
+    )
+    monkeypatch.setattr(wandb_process, "_begin", lambda arguments, tell: run)
+    send(["{}", *(json.dumps([step, {"score/reward": step / 2}]) for step in (100, 200, 300))], told.append)
+    assert sent == [(200, {"score/reward": 100.0}), (300, {"score/reward": 150.0}), "finished"] and not told
 
 
 def test_without_the_package_the_process_says_so(tmp_path, monkeypatch):

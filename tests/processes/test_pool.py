@@ -72,6 +72,13 @@ def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
         assert workers.await_all() == ["another"]  # for which it works longer than the tenth that was left
 
 
+def test_receive_does_not_count_the_time_in_which_the_run_was_suspended_or_busy():
+    with closing(WorkerPool(troubled.patience, [()], 60.0)) as workers:
+        workers.await_all()
+        workers.received_at -= 3600.0
+        assert workers.receive() == []
+
+
 def test_pool_raises_worker_error_where_a_worker_cannot_start():
     with pytest.raises(WorkerError, match="a worker failed"):
         WorkerPool(troubled.two_words, [(lambda: None, 1)], 1.0)  # a lambda cannot be pickled

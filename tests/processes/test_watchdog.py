@@ -1,8 +1,10 @@
 """The watchdog around requests to worker processes."""
 
+import threading
 import time
 from contextlib import closing
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,3 +36,31 @@ def test_watchdog_leaves_errors_alone_while_the_time_is_not_up(worker):
     with closing(watchdog), pytest.raises(EOFError), watchdog:
         raise EOFError
     assert worker.is_alive() and not watchdog.expired
+
+
+def test_watchdog_kills_all_workers_once_one_has_died_long_before_the_time_is_up(worker):
+    dead = get_context("spawn").Process(target=time.sleep, args=(0,), name=OURS, daemon=True)
+    dead.start()
+    dead.join()
+    watchdog = Watchdog(20.0, lambda: [dead, worker])
+    with closing(watchdog), pytest.raises(EOFError), watchdog:
+        worker.join()
+        raise EOFError
+    assert not watchdog.expired and not worker.is_alive()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_watchdog_counts_the_time_of_each_request_by_itself(answered):
+    watchdog, ticks = Watchdog(2.0, list), []
+
+    def tick(seconds):
+        if answered:
+            watchdog.__exit__(None, None, None)
+            watchdog.__enter__()
+        ticks.append(seconds)
+        return len(ticks) == 20  # the watchdog is closed
+
+    watchdog._thread, watchdog._closed = threading.current_thread(), SimpleNamespace(wait=tick)
+    with watchdog:
+        watchdog._watch()
+    assert sum(ticks) == 10.0 and watchdog.expired != answered

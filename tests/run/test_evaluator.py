@@ -104,6 +104,17 @@ def test_a_run_that_goes_back_drops_the_later_evaluations(tmp_path):
         one.close()
 
 
+def test_the_process_has_a_group_of_its_own_which_no_ctrl_c_reaches_in_the_session_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "CODE", "import sys; sys.stdin.read()")
+    one = evaluator.Evaluator(tmp_path, Config(eval_every=160))
+    one.start(0)
+    try:
+        pid = one.process.pid
+        assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0)
+    finally:
+        one.close()
+
+
 def test_a_run_that_goes_on_without_evaluations_drops_the_later_ones(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", stop_after=160))
     assert trainer.run().exit_code == 0

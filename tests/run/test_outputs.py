@@ -161,6 +161,21 @@ def test_run_state_does_not_try_a_policy_file_again_at_once_where_the_disk_refus
     assert len(tried) == 1 and load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 480
 
 
+def test_run_state_does_not_try_a_checkpoint_again_at_once_where_the_disk_refuses(tmp_path, monkeypatch):
+    tried = []
+
+    def refuse(*args, **kwargs):
+        tried.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outputs, "save_checkpoint", refuse)
+    monkeypatch.setattr(outputs, "DISK_RETRY", 3600.0)
+    monkeypatch.setattr(state, "DISK_PATIENCE", 0.2)
+    with pytest.raises(OSError, match="the last checkpoint could not be written"):
+        Trainer(tiny(tmp_path / "run", checkpoint_every=80)).run()
+    assert len(tried) == 1
+
+
 def test_run_state_waits_for_the_disk_at_the_end(tmp_path, monkeypatch):
     save, refusals = outputs.save_checkpoint, []
 
@@ -327,3 +342,21 @@ def test_curve_is_drawn_at_checkpoints_but_not_at_every_one(tmp_path, monkeypatc
         monkeypatch.setattr(outputs, "CURVE_EVERY", every)
         assert Trainer(tiny(tmp_path / str(every), checkpoint_every=80)).run().exit_code == 0
         assert drawn == ["CartPole-v1, seed 0"] * times
+
+
+def test_curve_that_is_slow_to_draw_takes_a_hundredth_of_the_time(tmp_path, monkeypatch):
+    clock, drawn_at = [0.0], []
+
+    def draw(*args):
+        drawn_at.append(clock[0])
+        clock[0] += 2.0
+
+    monkeypatch.setattr(outputs, "draw_curve", draw)
+    monkeypatch.setattr(outputs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    made = some_outputs(tiny(tmp_path))
+    for seconds in (59.0, 60.0, 261.0, 262.0, 463.0, 464.0):
+        clock[0] = seconds
+        made.draw_curve_when_due()
+    made.close()
+    made.lock.release()
+    assert drawn_at == [60.0, 262.0, 464.0]

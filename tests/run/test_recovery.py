@@ -97,7 +97,7 @@ def test_recovery_from_an_environment_that_fails_once(trouble, tmp_path, capsys)
     out = capsys.readouterr().out
     assert out.count("restarted at") == 1
     said = {"raise once": "ValueError: the pole broke", "hang once": "did not respond within 3 seconds", "die once": ""}
-    assert said[trouble] in out
+    assert said[trouble] in out and ("did not respond" in out) == (trouble == "hang once")
     assert "every environment starts a new episode" in out  # CartPole is inside an attribute, which no snapshot holds
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == 8 * 20 * 10
 
@@ -231,7 +231,7 @@ def test_trainer_ends_at_once_at_a_second_interrupt(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         run.wait(1.0)  # it would finish the rollout
     run.send_signal(signal.SIGINT)
-    assert run.wait(5.0) == 130
+    assert run.wait(15.0) == 130
 
 
 LIBRARY = """

@@ -89,7 +89,7 @@ def test_trainer_that_was_killed_has_a_row_per_counted_episode(algorithm, tmp_pa
     for _ in range(2):
         run = subprocess.Popen([sys.executable, "-m", "a2c", "train", *where], stdout=subprocess.DEVNULL)
         end, seen = time.monotonic() + 60, 0
-        while seen < 5_000 + max(before, 0) and time.monotonic() < end:
+        while seen < 1_500 + max(before, 0) and time.monotonic() < end:
             time.sleep(0.1)
             seen = load_checkpoint(run_dir / "latest.pt")["env_steps"] if (run_dir / "latest.pt").exists() else 0
         run.send_signal(signal.SIGKILL)

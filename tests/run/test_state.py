@@ -63,6 +63,13 @@ def test_run_state_saves_a_checkpoint_when_due_and_else_takes_a_snapshot(tmp_pat
     trainer.close()
 
 
+@pytest.mark.parametrize(("rollout_steps", "decisions"), [(5, 500), (20, 500), (128, 25 * 128)])
+def test_run_state_is_at_most_25_rollouts_or_500_decisions_of_each_environment_old(rollout_steps, decisions, tmp_path):
+    trainer = Trainer(tiny(tmp_path / "run", rollout_steps=rollout_steps))
+    trainer.close()
+    assert trainer.state.distance == 4 * decisions
+
+
 def test_run_state_saves_the_best_policy_once_100_episodes_are_finished(trainer, tmp_path):
     best = tmp_path / "run" / "best.pt"
     for scores, saved in (([5.0] * 99, None), ([5.0], 5.0), ([4.0], 5.0), ([50.0], 5.44)):

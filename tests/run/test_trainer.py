@@ -105,12 +105,6 @@ def test_trainer_resumes_in_the_same_directory(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [run_dir]
 
 
-def test_trainer_of_a_finished_run_ends_at_once(run_dir):
-    before = load_checkpoint(run_dir / "latest.pt")
-    assert cli.train(["--resume", str(run_dir)]) == 0
-    assert load_checkpoint(run_dir / "latest.pt")["env_steps"] == before["env_steps"]
-
-
 def test_trainer_stops_at_its_target_and_keeps_the_best_policy(tmp_path):
     trainer = Trainer(tiny(tmp_path / "run", total_env_steps=100_000, target_score=5.0, num_envs=8))
     assert trainer.run().exit_code == 0

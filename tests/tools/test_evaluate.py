@@ -136,7 +136,7 @@ def refused(args, capsys):
     code = cli.main([str(arg) for arg in args])
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
-    assert set(threading.enumerate()) == before and not multiprocessing.active_children()
+    assert set(threading.enumerate()) <= before and not multiprocessing.active_children()
     assert torch.get_num_threads() == threads
     assert memory_peak() - memory < 200_000, "kilobytes"
     return code, error
@@ -340,7 +340,7 @@ def test_trainer_that_refuses_its_checkpoint_ends_its_threads(good, tmp_path):
     run_dir, before = changed(good, tmp_path, nan_weight), set(threading.enumerate())
     with pytest.raises(CheckpointError, match="NaN or infinite"):
         Trainer(parse_config(["--resume", str(run_dir), "--threads", "2"]))
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])
@@ -348,7 +348,7 @@ def test_ctrl_c_closes_no_environment_while_a_thread_steps_it(command, good, cap
     monkeypatch.setattr(Fragile, "FAILS", "interrupt")
     before = set(threading.enumerate())
     assert cli.main([command, str(good)]) == 130
-    assert Fragile.FAILS == "" and capsys.readouterr().err == "" and set(threading.enumerate()) == before
+    assert Fragile.FAILS == "" and capsys.readouterr().err == "" and set(threading.enumerate()) <= before
 
 
 @pytest.mark.slow

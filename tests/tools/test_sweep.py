@@ -2,12 +2,14 @@
 
 import signal
 import sys
+import threading
 import time
 from dataclasses import replace
 
 import fake_train
 import pytest
 from runs import rows
+from toys import wait_for
 
 from a2c.cli import commands as cli
 from a2c.config.config import Config
@@ -152,11 +154,24 @@ def test_a_setting_whose_runs_fail_is_the_last_and_counted(tmp_path, capfd):
     assert "gamma=0/seed-0 failed with exit status 1" in " ".join(capfd.readouterr().out.split())
 
 
-def test_a_budget_of_time_ends_a_sweep_with_the_results_so_far(tmp_path, capfd):
+def test_a_budget_of_time_ends_a_sweep_with_the_results_so_far(tmp_path, capfd, monkeypatch):
     grid = [replace(run, flags=("--do", "wait")) if run.setting == "gamma=0" else run for run in runs(2)]
-    assert sweep(tmp_path, grid, FAKE, 2, "a2c sweep", "3s") == 0
+    train_all, began = Jobs.train_all, time.monotonic()
+
+    def one_round(self, todo, jobs):
+        assert 7200 <= self.deadline - began < 7260
+
+        def end():
+            wait_for(lambda: "gamma=1/seed-0" in self.codes and (tmp_path / "gamma=0/seed-0/latest.pt").exists())
+            self.deadline = time.monotonic()
+
+        threading.Thread(target=end).start()
+        train_all(self, todo, jobs)
+
+    monkeypatch.setattr(Jobs, "train_all", one_round)
+    assert sweep(tmp_path, grid, FAKE, 2, "a2c sweep", "2h") == 0
     printed = capfd.readouterr().out
-    assert "the budget of 3s is used up in round 1; the same command continues" in printed and "failed" not in printed
+    assert "the budget of 2h is used up in round 1; the same command continues" in printed and "failed" not in printed
     assert {row["setting"]: row["exit_status"] for row in rows(tmp_path / "compare.csv")} == {
         "gamma=0": "124",
         "gamma=1": "0",
