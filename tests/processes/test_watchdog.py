@@ -39,7 +39,7 @@ def test_watchdog_leaves_errors_alone_while_the_time_is_not_up(worker):
 
 
 def test_watchdog_kills_all_workers_once_one_has_died_long_before_the_time_is_up(worker):
-    dead = get_context("spawn").Process(target=time.sleep, args=(0,), name=OURS, daemon=True)
+    dead = get_context("spawn").Process(target=time.sleep, args=(0,), name=WORKER_NAME, daemon=True)
     dead.start()
     dead.join()
     watchdog = Watchdog(20.0, lambda: [dead, worker])

@@ -231,7 +231,7 @@ def test_trainer_ends_at_once_at_a_second_interrupt(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         run.wait(1.0)  # it would finish the rollout
     run.send_signal(signal.SIGINT)
-    assert run.wait(15.0) == 130
+    assert run.wait(5.0) == 130
 
 
 LIBRARY = """
