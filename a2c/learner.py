@@ -41,7 +41,7 @@ class Learner:
 
     `net` holds the float32 parameters; `replica`, `net` itself or a copy of it, computes actions and gradients.
     `env_steps` counts the decisions that were learned from, `updates` the optimiser steps; `reward_count`, with
-    exploration noise only (see `count_rewards`), was last changed after `counted_at` decisions.
+    exploration noise only (see `count_rewards`), was last updated after `counted_at` decisions.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Learner:
             compute.ranks.broadcast(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
             self.optimizer = make_optimizer(self.net, config, compute.replays)
         else:
-            self.optimizer = shared.optimizer
-            self.net = with_own_statistics(shared.net) if shared.statistics else shared.net  # merged: its own
+            self.optimizer = shared.optimizer  # merged statistics are each learner's own
+            self.net = with_own_statistics(shared.net) if shared.statistics else shared.net
         normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a network that is not a2c's
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
@@ -82,7 +82,7 @@ class Learner:
 
     @property
     def noise(self) -> float:
-        """The scale of the exploration noise that the next rollout has (see `Policy.perturb`)."""
+        """Scale of the exploration noise in the rollout that is collected and learned from next (`Policy.perturb`)."""
         return exploration_noise(self.config, self.reward_count)
 
     def learn(
@@ -213,7 +213,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "rewards": max(0.0, self.reward_count),  # workers of a3c may lower it at once, below 0
+            "rewards": max(0.0, self.reward_count),  # a3c's workers may both lower it, below 0
             "metrics": self.update_metrics(),
         }
 
@@ -222,7 +222,8 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        self.set_counts(int(state["env_steps"]), int(state["updates"]), float(state.get("rewards", 0.0)))  # 0.4.0: none
+        rewards = float(state.get("rewards", 0.0))  # not in checkpoints of 0.4.0
+        self.set_counts(int(state["env_steps"]), int(state["updates"]), rewards)
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 
 

@@ -64,7 +64,7 @@ class Rollout:
 
     @property
     def num_envs(self) -> int:
-        """N."""
+        """Number of environments N."""
         return self.actions.shape[1]
 
     def check(self) -> None:

@@ -153,7 +153,6 @@ def _finite(value: Any) -> Any:
 def _record(options: RecordVideo) -> int:
     """Record episodes and print their scores; on a terminal, a bar meanwhile."""
     from a2c.metrics.console import episode_bar
-    from a2c.tools.load import checkpoint_path
     from a2c.tools.record_video import describe, record_video
 
     folder = options.run_dir.parent if options.run_dir.is_file() else options.run_dir
@@ -162,11 +161,11 @@ def _record(options: RecordVideo) -> int:
         from a2c.tools.tensorboard_video import check_gif, log_video
 
         check_gif(out, options.run_dir)
-    path = checkpoint_path(options.run_dir, options.checkpoint)  # once: a run may write its first best.pt meanwhile
     with episode_bar(max(options.episodes, options.best_of)) as watch:
         episodes = record_video(
-            path,
+            options.run_dir,
             out,
+            checkpoint=options.checkpoint,
             greedy=options.greedy,
             seed=options.seed,
             episodes=options.episodes,
@@ -175,7 +174,7 @@ def _record(options: RecordVideo) -> int:
             overlay=options.overlay,
             watch=watch,
         )
-    print(f"{out}: {describe(episodes, str(path), options.best_of)}")
+    print(f"{out}: {describe(episodes, options.best_of)}")
     if options.tensorboard:
         print(f"{log_video(options.run_dir, out, episodes[0].env_steps)}: the video, for TensorBoard")
     return 0

@@ -24,7 +24,7 @@ Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm", "cu
 Optimizer = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
 PER_SESSION = ("run_dir", "resume", "stop_after")  # settings of one session, which are not part of a policy
-# Settings that change no result: a run of a comparison may continue with other values.
+# Settings that may change when a run of a comparison continues.
 MAY_CHANGE = (*PER_SESSION, "progress", "log_every", "wandb", "eval_every", "eval_episodes")
 
 

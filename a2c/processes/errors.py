@@ -1,4 +1,4 @@
-"""Errors of environments, worker processes and ranks: their types, what they say of memory, and who reports them.
+"""Errors of environments, worker processes and ranks: their types, which of them mean no memory, and who reports them.
 
 Nothing heavy is imported here.
 """

@@ -31,7 +31,7 @@ def export(
     network: NetworkFn | None = None,
     env_fn: EnvFn | None = None,
 ) -> Exported:
-    """Write the policy of a run's checkpoint to the new file `out`.
+    """Write the policy of a run's checkpoint to the new file `out`, and say which it was.
 
     `out` ends in `.pt`, a policy file (`a2c.run.policies`), or in `.onnx`, a model for other runtimes
     (`a2c.tools.onnx_model`). `half`, for `.pt`: with parameters as float16. `network` and `env_fn`: what the `Trainer`

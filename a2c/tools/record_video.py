@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch import nn
 
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
-from a2c.config.config import Config
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.make import run_seeds
 from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env
@@ -25,7 +23,7 @@ from a2c.metrics.files import write_atomically
 from a2c.metrics.text import format_number
 from a2c.networks import NetworkFn
 from a2c.processes.errors import raising_worker_error
-from a2c.tools.load import AfterDecision, Custom, load_policy
+from a2c.tools.load import AfterDecision, Custom, LoadedPolicy, load_policy
 from a2c.tools.overlay import Overlay, Thought
 from a2c.tools.rendering import ObservedNet, RenderedEpisode, without_window
 from a2c.tools.video_writers import WIDTHS, check_writer, write_video
@@ -41,7 +39,8 @@ class RecordedEpisode(NamedTuple):
     score: float  # game points
     length: int  # decisions
     ended: bool  # whether it came to its end
-    env_steps: int = 0  # decisions that the policy had learned from
+    checkpoint: Path  # of the policy
+    env_steps: int  # decisions that the policy had learned from
 
 
 def record_video(
@@ -83,19 +82,21 @@ def record_video(
         stack.enter_context(without_window())
         compute = Compute(config)
         stack.callback(compute.close)
-        recorder = Recorder(config, make_replica(policy.net, compute), compute, greedy, max_length, watch)
+        policy = policy._replace(config=config, net=make_replica(policy.net, compute))
+        recorder = Recorder(policy, compute, greedy, max_length, watch)
         fps = recorder.check()
         if best_of > 1:
             seeds = [recorder.best(seeds)]
         width = WIDTHS[out.suffix] if overlay else 0
         pictures = stack.enter_context(closing(recorder.pictures(seeds, width)))
         _write(out, pictures, fps)
-    return [episode._replace(env_steps=policy.env_steps) for episode in recorder.episodes[-len(seeds) :]]
+    return recorder.episodes[-len(seeds) :]
 
 
-def describe(episodes: list[RecordedEpisode], policy: str, best_of: int = 1) -> str:
-    """What a video of the checkpoint `policy` shows, in one line."""
+def describe(episodes: list[RecordedEpisode], best_of: int = 1) -> str:
+    """What a video of `episodes` shows, in one line."""
     scores, first = ", ".join(format_number(one.score) for one in episodes), episodes[0]
+    policy = first.checkpoint
     length = f"{sum(one.length for one in episodes):,} decisions"
     if len(episodes) > 1:
         cut = "" if all(one.ended for one in episodes) else ", not all of them to their end"
@@ -132,18 +133,12 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        config: Config,
-        net: nn.Module,
-        compute: Compute,
-        greedy: bool,
-        max_length: int,
-        watch: AfterDecision | None,
+        self, policy: LoadedPolicy, compute: Compute, greedy: bool, max_length: int, watch: AfterDecision | None
     ) -> None:
-        self.config, self.net, self.compute, self.greedy = config, ObservedNet(net), compute, greedy
-        self.max_length = max_length
+        self.policy, self.config, self.net = policy, policy.config, ObservedNet(policy.net)
+        self.compute, self.greedy, self.max_length = compute, greedy, max_length
         self.watch = watch or (lambda decisions, scores: None)
-        self.spec = checked_spec(config)
+        self.spec = checked_spec(self.config)
         self.episodes: list[RecordedEpisode] = []
 
     def check(self) -> float:
@@ -183,7 +178,8 @@ class Recorder:
             yield picture, score, self.net.thought(int(actions[0, 0]))
             self.watch(before + env.length, scores)
         yield env.picture, env.score, None
-        self.episodes.append(RecordedEpisode(seed, env.score, env.length, env.ended))
+        which = self.policy.checkpoint, self.policy.env_steps
+        self.episodes.append(RecordedEpisode(seed, env.score, env.length, env.ended, *which))
         self.watch(before + env.length, [*scores, env.score])
 
     @contextmanager

@@ -180,7 +180,7 @@ def test_a_rank_that_reports_nothing_leaves_after_the_one_that_does(error, waits
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     slept: list[float] = []
     monkeypatch.setattr(cli.time, "sleep", slept.append)
-    monkeypatch.setattr(cli, "leave", lambda code, at_once: code)
+    monkeypatch.setattr(cli, "exit_with", lambda code, at_once: code)
     error.add_note(f"{REPORTED_BY} 0")
 
     def fail(_):

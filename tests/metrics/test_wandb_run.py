@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec as find_module
 from types import SimpleNamespace
 
 import pytest
@@ -16,13 +15,14 @@ from toys import wait_for
 
 from a2c.cli import commands as cli
 from a2c.config.config import Config
+from a2c.config.extras import has_extra
 from a2c.metrics import wandb_process, wandb_run
 from a2c.metrics.logger import TAGS, RunLogger
 from a2c.metrics.wandb_process import send
 from a2c.metrics.wandb_run import WandbRun, check_wandb, run_id
 from a2c.run.trainer import Trainer
 
-installed = find_module("wandb") is not None
+installed = has_extra("wandb")
 needs_wandb = pytest.mark.skipif(not installed, reason="needs the package wandb")
 
 

@@ -43,7 +43,7 @@ def test_stop_on_signals_changes_nothing_outside_the_main_thread():
     assert within == [before]
 
 
-def test_leave_ends_a_process_without_standard_output_by_its_code():
+def test_exit_with_ends_a_process_without_standard_output_by_its_code():
     code = "import sys; from a2c.processes.signals import exit_with; sys.stdout = None; exit_with(7, at_once=True)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (7, "")

@@ -294,7 +294,7 @@ def test_compare_continues_its_runs_to_a_later_stop(tmp_path):
     assert rows(tmp_path / "out/summary.csv")[0]["budget"] == "2048"
 
 
-LONG = [*TINY, "--total-env-steps", "24000", "--target-score", "1000", "--keep-policy-every", "8000", "--jobs", "2"]
+LONG = [*TINY, "--total-env-steps", "60000", "--target-score", "1000", "--keep-policy-every", "20000", "--jobs", "2"]
 
 
 def rows_logged(out):
@@ -323,18 +323,18 @@ def test_a_parallel_comparison_stops_at_signals_and_the_same_command_finishes_it
         printed, _ = run.communicate(timeout=60)
         assert run.returncode == 128 + sign and "Traceback" not in printed and "the same command continues" in printed
         steps = [load_checkpoint(out / setting / "seed-0/latest.pt")["env_steps"] for setting in SETTINGS]
-        assert all(earlier < count < 24_000 for earlier, count in zip(stops[-1], steps, strict=True))
+        assert all(earlier < count < 60_000 for earlier, count in zip(stops[-1], steps, strict=True))
         assert not (out / "compare.csv").exists()
         stops.append(steps)
     again = started(out, *flags)
     printed, _ = again.communicate(timeout=300)
     assert again.returncode == 0, printed
     for setting, row, *stopped in zip(SETTINGS, rows(out / "compare.csv"), *stops[1:], strict=True):
-        assert row["exit_status"] == "0" and int(row["env_steps"]) >= 24_000
+        assert row["exit_status"] == "0" and int(row["env_steps"]) >= 60_000
         log = (out / setting / "seed-0.log").read_text()
         assert all(f"resumed at {count:,} env_steps" in log for count in stopped)
-        assert [steps // 8_000 for steps in kept_policies(out / setting / "seed-0")] == [1, 2, 3]
-        played = [int(row["env_steps"]) // 8_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
+        assert [steps // 20_000 for steps in kept_policies(out / setting / "seed-0")] == [1, 2, 3]
+        played = [int(row["env_steps"]) // 20_000 for row in rows(out / setting / "seed-0/evaluations.csv")]
         assert played == [3]  # the last one: no training episode reaches 475
 
 

@@ -1,7 +1,6 @@
 """Settings and videos as TensorBoard reads them."""
 
 import io
-from importlib.util import find_spec as find_module
 
 import pytest
 import torch
@@ -9,10 +8,11 @@ from PIL import Image
 from runs import TINY
 
 from a2c.cli import commands as cli
+from a2c.config.extras import has_extra
 from a2c.metrics.logger import EventFile
 from a2c.tools import record_video
 
-needs_tensorboard = pytest.mark.skipif(find_module("tensorboard") is None, reason="needs the package tensorboard")
+needs_tensorboard = pytest.mark.skipif(not has_extra("tensorboard"), reason="needs the package tensorboard")
 
 
 @pytest.fixture(scope="module")
