@@ -220,10 +220,7 @@ def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = Non
     if custom and config.network != "custom":
         raise ValueError(f"it is of network {config.network}, which is a2c's: leave out network")
     try:
-        with (
-            torch.device("cpu" if custom else "meta"),
-            torch.random.fork_rng(devices=[]),
-        ):  # not the caller's
+        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
             net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
             if custom:
                 check_network(net, spaces)
