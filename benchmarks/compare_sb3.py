@@ -1,6 +1,6 @@
 """Training speed against Stable-Baselines3's A2C on the same game and machine.
 
-    pip install -e ".[bench]"
+    pip install -c constraints.txt -e ".[bench]"
     python benchmarks/compare_sb3.py --ours native,async --network nature
 
 Every contender has a process of its own. All are started and warmed up; then each trains for one
@@ -192,7 +192,7 @@ def message(text: str) -> None:
 def main() -> int:
     """Parse the flags, compare, print, write; returns the exit code."""
     if importlib.util.find_spec("stable_baselines3") is None:
-        message('error: stable-baselines3 is not installed: pip install -e ".[bench]"')
+        message('error: stable-baselines3 is not installed: pip install -c constraints.txt -e ".[bench]"')
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the contenders are killed
     options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from comparisons import RESULTS, learning, measured, search, table
 from game_scores import GAMES, LONG, after_2_million, after_10_million, mean_scores
+from rank_tests import rank_tests
 from scaling_model import fit
 from trials import sticky_trials, trials
 
@@ -36,6 +37,12 @@ def read_all(group: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(group.glob("*.json"))]
 
 
+def machine(figures: dict[str, Any]) -> dict[str, Any]:
+    """Where a benchmark ran: its processor is named with its instructions, as in the about.json of a comparison."""
+    facts = figures["machine"]
+    return {**facts, "processor": f"{facts['processor']} ({facts['instructions'].replace(' with bfloat16', '-BF16')})"}
+
+
 def throughput(group: Path) -> str:
     """Speed of training, and of its stages alone, compared with the bound that the cores set."""
     header = ("preset", "backend", "environments alone", "acting alone", "learning alone", "training", "of the bound")
@@ -45,12 +52,12 @@ def throughput(group: Path) -> str:
         stages = (f"{median[stage]:,.0f}" for stage in ("environments", "acting", "learning", "end to end"))
         backend = f"`{config['backend']}` x {config['num_envs']}"
         rows.append((f"`{config['preset']}`", backend, *stages, f"{figures['share_of_core_bound']:.0%}"))
-    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
+    return measured([machine(figures) for figures in measurements]) + table(header, rows)
 
 
 def gpu(group: Path) -> str:
     """Speed of training on a GPU, with CUDA graphs and without, and on the CPU beside it; and of environments alone."""
-    header = ("preset", "backend", "network on", "environments alone", "training", "share", "peak GPU memory")
+    header = ("preset", "backend", "network on", "environments alone", "training", "share", "GPU memory of tensors")
     measurements, rows = read_all(group), []
     for figures in measurements:
         config, median = figures["config"], figures["median"]
@@ -60,7 +67,7 @@ def gpu(group: Path) -> str:
         speeds = [f"{median[stage]:,.0f}" for stage in ("environments", "end to end")]
         rows.append((*what, place, *speeds, f"{figures['share_of_environments']:.0%}", memory))
     gpus = " and ".join(sorted({name for figures in measurements if (name := figures["machine"]["gpu"])}))
-    return measured([{**figures["machine"], "gpu": gpus} for figures in measurements]) + table(header, rows)
+    return measured([{**machine(figures), "gpu": gpus} for figures in measurements]) + table(header, rows)
 
 
 def scaling(group: Path) -> str:
@@ -76,7 +83,7 @@ def scaling(group: Path) -> str:
             predicted = f"{model.speed(ranks, threads, model.num_envs):,.0f}" if known else "-"
             preset = f"`{figures['config']['preset']}`"
             rows.append((preset, str(ranks), str(threads), speed, f"{row['speedup']:.2f}", predicted))
-    return measured([figures["machine"] for figures in measurements]) + table(header, rows)
+    return measured([machine(figures) for figures in measurements]) + table(header, rows)
 
 
 def scaled(group: Path) -> str:
@@ -176,9 +183,10 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
             search,
             [
                 *("pong-fast", "pong-fast-two-cores", "pong-fast-avx2", "default", "default-avx2"),
-                *("strict", "family", "lstm", "search-*"),
+                *("strict", "family", "lstm"),
             ],
         ),
+        "rank-tests": (rank_tests, ["rank-tests.csv"]),
     },
 }
 

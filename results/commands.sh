@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The comparisons in results/; about.json in results/NAME names the commit and the processor.
 #
-#     bash results/commands.sh    # in a fresh clone, with a2c on the path: all of them, one after the other
+#     taskset -c 0,1 bash results/commands.sh    # in a fresh clone, with a2c on the path: all, one after the other
 #
+# Two cores, as in results/: without --threads, the number of cores sets the number of compute threads.
 # A line can also be run alone. One that was stopped continues when it is run again; runs that are finished are not
 # repeated. Then keep.py copies to results/NAME what results/README.md lists.
 # `make tables` writes the documents' tables from there. All runs come first, because files of git that have
@@ -25,9 +26,11 @@ a2c compare runs/results/pong-fast-avx2 --preset pong-fast --precision float32 -
 a2c compare runs/results/default-avx2 --preset default --precision float32 --seeds 375..377 --keep-policy-every 20000
 unset ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA
 
-# On a GPU. Without one, remove what they wrote: they would train on the CPU.
+# On a GPU, in results/ beside 16 cores; left out where there is none.
+if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
 a2c compare runs/results/default-gpu --preset default --cuda --seeds 2310..2312
 a2c compare runs/results/pong-fast-gpu --preset pong-fast --cuda --seeds 2300..2302
+fi
 
 # pong-fast without reuse: each rollout is learned from once. At the commit of these runs, pong-fast had 32 environments
 # of 64 steps: today's command for them has --num-envs 32 --rollout-steps 64, too.
@@ -37,7 +40,7 @@ a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 
 a2c compare runs/results/family --preset pong-fast --vary algorithm=a3c,ga3c,a2c --workers 2 --seeds 245..249 --jobs 2 --keep-policy-every 20000
 a2c compare runs/results/lstm --preset lstm --seeds 265..269 --jobs 2 --keep-policy-every 20000
 
-# A2C without reuse: one pass over each rollout. Stopped as seed 363 began, so what is kept is 360 to 362.
+# A2C without reuse: one pass over each rollout. Stopped as seed 363 began; --seeds 360..362 then wrote the tables.
 a2c compare runs/results/a2c-strict --preset a2c-strict --seeds 360..363 --jobs 1 --threads 2
 
 # CartPole: the three algorithms, and a recurrent policy.

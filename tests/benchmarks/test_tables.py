@@ -156,13 +156,14 @@ def test_gpu_table_has_the_medians_of_files_with_cuda_graphs_without_and_without
         ("c", False, 1500.0, None),
     ):
         median = {"environments": 15_000.0, "end to end": speed}
-        figures = {"machine": {**ABOUT, "gpu": gpu}, "config": {"preset": "pong-fast"}, "cuda_graphs": graphs}
+        machine = {**ABOUT, "gpu": gpu, "instructions": "AVX512 with bfloat16"}
+        figures = {"machine": machine, "config": {"preset": "pong-fast"}, "cuda_graphs": graphs}
         figures["config"] |= {"backend": "native", "num_envs": 16}
         figures |= {"median": median, "share_of_environments": speed / 15_000}
         figures["peak_gpu_mb"] = 508.4 if gpu else None
         (tmp_path / f"{name}.json").write_text(json.dumps(figures))
     text = tables.gpu(tmp_path)
-    assert text.startswith("Commit abc1234, 2 cores of X, H100, torch 2.\n")
+    assert text.startswith("Commit abc1234, 2 cores of X (AVX512-BF16), H100, torch 2.\n")
     assert text.endswith(
         "| `pong-fast` | `native` x 16 | GPU, without CUDA graphs | 15,000 | 3,000 | 20% | 508 MB |\n"
         "| `pong-fast` | `native` x 16 | GPU, with CUDA graphs | 15,000 | 9,000 | 60% | 508 MB |\n"
@@ -177,6 +178,9 @@ def test_tables_of_two_commits_or_gpus_are_refused():
         tables.measured([{**ABOUT, "gpu": [None, "H100"]}])
     with pytest.raises(ValueError, match="one commit"):
         tables.measured([ABOUT, {**ABOUT, "commit": "def5678"}])
+    with pytest.raises(ValueError, match="one kind of processor"):
+        kinds = "AVX2", "AVX512 with bfloat16"
+        tables.measured([tables.machine({"machine": {**ABOUT, "instructions": kind}}) for kind in kinds])
 
 
 def test_a_table_of_a_comparison_that_was_continued_by_another_commit_is_refused():
