@@ -93,12 +93,6 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
-def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
-    """Write what a benchmark has measured to the file of its `--json`, where one was given."""
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-
-
 def run_benchmark(
     options_type: type[Any],
     description: str,
@@ -106,7 +100,7 @@ def run_benchmark(
     report: Callable[[dict[str, Any]], None],
     errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> int:
-    """Parse the flags, measure, print, write; returns the exit code: 2, with one line, where `measure` refuses."""
+    """Parse the flags, measure, print, write `--json`; returns the exit code: 2, and one line, if `measure` fails."""
     import tyro  # not with this module, which the contenders of compare_sb3.py import: their memory is measured
 
     try:
@@ -116,5 +110,6 @@ def run_benchmark(
         print(f"error: {error}", file=sys.stderr)
         return 2
     report(figures)
-    write_figures(options.json, figures)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 0

@@ -38,8 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-from common import check_windows, make_console, tree_memory, write_figures
+from common import check_windows, make_console, run_benchmark, tree_memory
 from rich.table import Table
 
 from a2c.cli.flags import parse_config
@@ -195,15 +194,7 @@ def main() -> int:
         message('error: stable-baselines3 is not installed: pip install -c constraints.txt -e ".[bench]"')
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the contenders are killed
-    options, rest = tyro.cli(Options, description=HELP, return_unknown_args=True)
-    try:
-        figures = compare(options, rest)
-    except (ValueError, RuntimeError, OSError) as error:
-        message(f"error: {error}")
-        return 2
-    report(figures)
-    write_figures(options.json, figures)
-    return 0
+    return run_benchmark(Options, HELP, compare, report, errors=(ValueError, RuntimeError, OSError))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def build_ours(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str
 
     training = Trainer(parse_config(spec["args"]))
     training.start()
-    config, precision = training.config, str(training.compute.precision).removeprefix("torch.")
+    config, precision = training.config, training.compute.precision_name
     batch = config.sliding_batch or config.rollout_steps * config.num_envs // config.num_minibatches
     network = type(training.learner.net).__name__
     return (

@@ -199,7 +199,7 @@ def run(options: Options, config: Config) -> dict[str, Any]:
             training.start()
             window(lambda: training.algorithm.training_step().env_steps, min(options.seconds, 3.0))
         speeds = measure(make_stages(training, stack), options.seconds, options.rounds)
-        precision = str(training.compute.precision).removeprefix("torch.")
+        precision = training.compute.precision_name
     median = {name: statistics.median(values) for name, values in speeds.items()}
     bound = (
         None

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from comparisons import table
 
-from a2c.metrics.results import best_mean, median, moving_mean, read_episodes
+from a2c.metrics.results import best_mean, first_passage, median, read_episodes
 
 LISTED = 7  # runs whose figures a cell names one by one; of more, it has the median and the range
 SHORT = 20  # episodes of the mean that moves early
@@ -71,8 +71,8 @@ def to_18(episodes: Sequence[dict[str, np.ndarray]]) -> str:
 
 def passage(episodes: dict[str, np.ndarray], target: float, window: int) -> float:
     """Decisions at the first episode where the mean of the last `window` is `target` or more; infinite without one."""
-    reached = np.flatnonzero(moving_mean(episodes["score"], window)[window - 1 :] >= target) + window - 1
-    return float(episodes["env_steps"][reached[0]]) if len(reached) else np.inf
+    reached = first_passage(episodes, target, window)
+    return float(reached[0]) if reached else np.inf
 
 
 def last_mean(episodes: dict[str, np.ndarray]) -> str:

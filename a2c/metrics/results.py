@@ -55,9 +55,9 @@ def moving_mean(scores: np.ndarray, window: int = WINDOW) -> np.ndarray:
     return means
 
 
-def first_passage(episodes: dict[str, np.ndarray], target: float) -> tuple[int, float] | None:
-    """env_steps and seconds at the first episode where the mean of `WINDOW` episodes reaches `target`, or None."""
-    reached = np.flatnonzero(moving_mean(episodes["score"])[WINDOW - 1 :] >= target) + WINDOW - 1
+def first_passage(episodes: dict[str, np.ndarray], target: float, window: int = WINDOW) -> tuple[int, float] | None:
+    """env_steps and seconds at the first episode where the mean of the last `window` reaches `target`, or None."""
+    reached = np.flatnonzero(moving_mean(episodes["score"], window)[window - 1 :] >= target) + window - 1
     if not len(reached):
         return None
     return int(episodes["env_steps"][reached[0]]), float(episodes["seconds"][reached[0]])
