@@ -15,7 +15,8 @@ from comparisons import RESULTS, about, measured, table
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
-LONG = ("beamrider", "breakout", "enduro", "qbert", "seaquest", "spaceinvaders")  # trained for 10 million decisions
+# trained for 10 million decisions
+LONG = ("beamrider", "breakout", "enduro", "mspacman", "qbert", "seaquest", "spaceinvaders")
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
