@@ -25,6 +25,7 @@ from trials import sticky_trials, trials
 
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import median, moving_mean, read_episodes
+from a2c.run.about import name_instructions
 
 ROOT = Path(__file__).parents[1]
 CURVE = ROOT / "docs" / "pong.png"
@@ -39,8 +40,7 @@ def read_all(group: Path) -> list[dict[str, Any]]:
 
 def machine(figures: dict[str, Any]) -> dict[str, Any]:
     """Where a benchmark ran: its processor is named with its instructions, as in the about.json of a comparison."""
-    facts = figures["machine"]
-    return {**facts, "processor": f"{facts['processor']} ({facts['instructions'].replace(' with bfloat16', '-BF16')})"}
+    return name_instructions(figures["machine"])
 
 
 def throughput(group: Path) -> str:

@@ -85,12 +85,16 @@ def run_facts(compute: Compute) -> dict[str, Any]:
 
 
 def _facts(command: str, more: Mapping[str, Any], gpu: bool = True) -> dict[str, Any]:
-    facts = machine_facts(gpu)
-    instructions = facts["instructions"].replace(" with bfloat16", "-BF16")
-    facts["processor"] = f"{facts['processor']} ({instructions})"
+    facts = name_instructions(machine_facts(gpu))
     names = ("processor", "cores", "gpu", "python", "torch", "numpy", "gymnasium", "ale-py")
     kept = {name: facts.get(name) for name in names}
     return {"command": command, "commit": facts["commit"], "a2c": __version__, **more, **kept}
+
+
+def name_instructions(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What `machine_facts` returned, with the instructions in the name of the processor: `AMD EPYC (AVX512-BF16)`."""
+    instructions = facts["instructions"].replace(" with bfloat16", "-BF16")
+    return {**facts, "processor": f"{facts['processor']} ({instructions})"}
 
 
 def write_about(path: Path, facts: Mapping[str, Any], new: bool = False) -> None:

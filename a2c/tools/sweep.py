@@ -62,9 +62,8 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
             )
             work.train_all(todo, jobs)
             reached |= {run.name: run for run in todo}
-            earlier = {
-                run.name: int(work.recorded(run, "exit_status") or OUT_OF_TIME) for run in todo
-            }  # a failure stays
+            # A failure of an earlier try stays one.
+            earlier = {run.name: int(work.recorded(run, "exit_status") or OUT_OF_TIME) for run in todo}
             codes |= earlier | work.codes
             complete = len(work.codes) == len(todo)
             if complete or number == 1:  # else the order of the round before is the fairer one
