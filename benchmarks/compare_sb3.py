@@ -14,9 +14,10 @@ second (env_steps/s) over whole rollouts with their updates.
   and its environments. Workers are started as `SubprocVecEnv` does without being told, by a fork server; in variants
   named `fork` they are copies of the process that learns. The best variant is the reference. Both run under the
   caller's OpenMP settings (`OMP_WAIT_POLICY`), which make no difference to ours.
-* start: imports, environments, network and the first update, while no other contender runs
-* PSS: memory of the contender with its workers. Contenders that run at the same time share library
-  pages, so one that runs alone (`--ours native --sb3-envs ""`) shows a little more.
+* start: imports, environments, network, the first rollout and its update
+* PSS: memory of the contender with its workers, shared pages counted once, after it has trained for 5 s
+
+For these two, each is started a second time, alone: processes that run beside it would share its library pages.
 
 The two do not compute the same: SB3 learns once per 5 decisions of every environment, with one
 hidden layer for both heads (our `--network nature`); ours uses bfloat16 where the processor has
@@ -45,6 +46,7 @@ from a2c.cli.flags import parse_config
 from a2c.run.about import machine_facts
 
 START_TIMEOUT = 900.0  # seconds: 50 workers that each import torch need most of a minute on two idle cores
+WARM_UP = 5.0  # seconds, at most
 HELP = "Training speed against Stable-Baselines3. Every flag of train.py works too, for ours: --network nature ..."
 
 
@@ -104,6 +106,7 @@ def compare(options: Options, rest: list[str]) -> dict[str, Any]:
     """All figures of one comparison."""
     check_windows(options.seconds, options.rounds)
     specs, threads = contenders_of(options, rest), counts("sb3_threads", options.sb3_threads)
+    warm_up = min(options.seconds, WARM_UP)
     running: dict[str, Contender] = {}
     rows: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
@@ -111,22 +114,35 @@ def compare(options: Options, rest: list[str]) -> dict[str, Any]:
             message(f"starting {name}")
             running[name] = Contender(name, spec)
             stack.callback(running[name].kill)
-            started = running[name].reply(START_TIMEOUT)
+            facts = running[name].reply(START_TIMEOUT)
             for n in threads if spec["kind"] == "sb3" else [0]:
                 label = f"{name}, {n or 'default'} torch threads" if spec["kind"] == "sb3" else name
-                rows[label] = {"contender": name, "torch_threads": n, **started, "speeds": []}
+                rows[label] = {"contender": name, "torch_threads": n, **facts, "speeds": []}
         for turn in range(options.rounds + 1):  # round 0 warms up
             message(f"round {turn} of {options.rounds}" if turn else "warming up")
             for row in rows.values():
-                seconds = options.seconds if turn else min(options.seconds, 5.0)
+                seconds = options.seconds if turn else warm_up
                 done = running[row["contender"]].train({"seconds": seconds, "threads": row["torch_threads"]})
                 row["threads"] = done["threads"]
                 row["speeds"] += [done["steps"] / done["seconds"]] if turn else []
-        for row in rows.values():
-            row["pss_mb"], row["rss_mb"] = tree_memory(running[row["contender"]].process.pid)
-            row["median"] = statistics.median(row["speeds"])
+    alone = {name: start_alone(name, spec, warm_up) for name, spec in specs.items()}
+    for row in rows.values():
+        row.update(alone[row["contender"]], median=statistics.median(row["speeds"]))
     title = f"{options.rounds} windows of {options.seconds:g} s, train.py's flags for ours: {' '.join(rest) or 'none'}"
     return {"title": title, "machine": machine_facts(), "contenders": rows, "ratios": ratios(rows)}
+
+
+def start_alone(name: str, spec: dict[str, Any], warm_up: float) -> dict[str, float]:
+    """Seconds to start, and memory (MB) after `warm_up` seconds of training, of a contender while no other one runs."""
+    message(f"starting {name} alone")
+    contender = Contender(name, spec)
+    try:
+        start = contender.reply(START_TIMEOUT)["start"]
+        contender.train({"seconds": warm_up, "threads": 0})
+        pss, rss = tree_memory(contender.process.pid)
+    finally:
+        contender.kill()
+    return {"start": start, "pss_mb": pss, "rss_mb": rss}
 
 
 def contenders_of(options: Options, rest: list[str]) -> dict[str, dict[str, Any]]:

@@ -39,7 +39,9 @@ def build_ours(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str
 
 
 def build_sb3(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str]:
-    """Stable-Baselines3's A2C with its defaults; one step is 2,000 decisions."""
+    """Stable-Baselines3's A2C with its defaults. The first step is one rollout with its update, as ours; each of the
+    others is 2,000 decisions, so that what `learn` does once per call takes no part of their time.
+    """
     from stable_baselines3 import A2C
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
@@ -52,7 +54,8 @@ def build_sb3(spec: dict[str, Any]) -> tuple[Step, Callable[[], None], str, str]
 
     def training_step() -> int:
         before = model.num_timesteps
-        model.learn(total_timesteps=max(1, 2000 // batch) * batch, reset_num_timesteps=False)
+        rollouts = max(1, 2000 // batch) if before else 1
+        model.learn(total_timesteps=rollouts * batch, reset_num_timesteps=False)
         return model.num_timesteps - before
 
     return (

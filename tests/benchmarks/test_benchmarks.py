@@ -6,7 +6,9 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
+import compare_sb3
 import gpu
 import pytest
 import torch
@@ -89,6 +91,35 @@ def test_compare_sb3_writes_what_follows_from_its_windows(capsys):
     row = figures["contenders"]["ours sync"]
     assert len(row["speeds"]) == 2 and row["median"] == statistics.median(row["speeds"])
     assert row["precision"] == "float32" and set(figures["machine"]) >= PLACE and figures["ratios"] == {}
+
+
+def test_compare_sb3_measures_start_and_memory_of_each_contender_alone(monkeypatch):
+    alive, measured = [], []
+
+    class FakeContender(SimpleNamespace):
+        def __init__(self, name, spec):
+            super().__init__(name=name, process=SimpleNamespace(pid=name))
+            alive.append(self)
+
+        def reply(self, timeout):
+            return {"note": "", "start": float(len(alive))}
+
+        def train(self, request):
+            return {"steps": 100 * len(alive), "seconds": 1.0, "threads": 1}
+
+        def kill(self):
+            alive.remove(self)
+
+    def memory(pid):
+        measured.append((pid, len(alive)))
+        return 7.0, 9.0
+
+    monkeypatch.setattr(compare_sb3, "Contender", FakeContender)
+    monkeypatch.setattr(compare_sb3, "tree_memory", memory)
+    rows = compare(Options(ours="native,async", sb3_envs="50", sb3_threads="default,1"), [])["contenders"]
+    assert measured == [("ours native", 1), ("ours async", 1), ("SB3 50 envs", 1)] and not alive
+    assert len(rows) == 4 and all(row["speeds"] == [300.0] * 3 for row in rows.values())  # beside the others
+    assert {(row["start"], row["pss_mb"], row["rss_mb"]) for row in rows.values()} == {(1.0, 7.0, 9.0)}
 
 
 def test_sb3_has_variants_with_other_numbers_of_environments_and_copied_workers():
