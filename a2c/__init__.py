@@ -10,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from a2c.batch import Experience as Experience
-    from a2c.batch import unpack_batch as unpack_batch
     from a2c.collector import Collector as Collector
     from a2c.config.config import Config as Config
     from a2c.config.presets import PRESETS as PRESETS
@@ -24,13 +22,15 @@ if TYPE_CHECKING:
     from a2c.tools.agent import load as load
     from a2c.tools.evaluate import evaluate as evaluate
     from a2c.tools.record_video import record_video as record_video
+    from a2c.transitions import Experience as Experience
+    from a2c.transitions import unpack_batch as unpack_batch
 
 __version__ = "0.4.0"
 _MODULES = {
     "AtariA2C": "networks",
     "Collector": "collector",
     "Config": "config.config",
-    "Experience": "batch",
+    "Experience": "transitions",
     "PRESETS": "config.presets",
     "Rollout": "rollout",
     "Trainer": "run.trainer",
@@ -40,7 +40,7 @@ _MODULES = {
     "load": "tools.agent",
     "make_envs": "envs.make",
     "record_video": "tools.record_video",
-    "unpack_batch": "batch",
+    "unpack_batch": "transitions",
 }
 __all__ = list(_MODULES)
 

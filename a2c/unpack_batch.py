@@ -2,7 +2,7 @@
 
 import sys
 
-from a2c.batch import unpack_batch
+from a2c.transitions import unpack_batch
 
 # The import system takes what stands here afterwards, and sets it as the package's attribute.
 sys.modules[__name__] = unpack_batch  # type: ignore[assignment]

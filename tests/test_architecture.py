@@ -18,7 +18,7 @@ SUBPACKAGES = {  # in the order of imports; None: the files of the method, which
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
     "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (
-        *("normalizers", "networks", "policy", "returns", "rollout", "collector", "batch", "losses", "update"),
+        *("normalizers", "networks", "policy", "returns", "rollout", "collector", "transitions", "losses", "update"),
         *("learner", "unpack_batch"),
     ),
     "algorithms": ("base", "windows", "captured", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
@@ -164,15 +164,15 @@ def test_an_unknown_name_is_an_attribute_error():
 
 STATEMENTS = {
     "first of all": "import a2c.unpack_batch",
-    "after its use, twice": "import a2c, a2c.batch; a2c.unpack_batch; import a2c.unpack_batch; import a2c.unpack_batch",
+    "after its use, twice": "import a2c, a2c.transitions; a2c.unpack_batch" + 2 * "; import a2c.unpack_batch",
     "before a reload": "import a2c.unpack_batch, importlib as i; i.import_module('a2c.unpack_batch'); i.reload(a2c)",
 }
 
 
 @pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
 def test_importing_unpack_batch_as_a_module_leaves_the_function(statement):
-    code = f"{statement}\nimport pickle, a2c, a2c.batch\nfrom a2c import unpack_batch\n"
-    code += "assert a2c.unpack_batch is unpack_batch is a2c.batch.unpack_batch\n"
+    code = f"{statement}\nimport pickle, a2c, a2c.transitions\nfrom a2c import unpack_batch\n"
+    code += "assert a2c.unpack_batch is unpack_batch is a2c.transitions.unpack_batch\n"
     code += "assert pickle.loads(pickle.dumps(unpack_batch)) is unpack_batch\n"
     code += "print(unpack_batch([a2c.Experience([1, 2], 0, 3.0, None)], None)[2].tolist())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

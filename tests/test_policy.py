@@ -9,7 +9,6 @@ import pytest
 import torch
 from toys import N_ACTIONS, CertainNet, CountingEnv, counting_envs, learn, vector
 
-from a2c.batch import unpack_batch
 from a2c.cli.flags import parse_config
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -23,6 +22,7 @@ from a2c.rollout import Rollout
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 from a2c.tools.evaluate import evaluate
+from a2c.transitions import unpack_batch
 
 FLAGS = ["--preset", "cartpole-lstm", "--total-env-steps", "1000", "--no-progress"]
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from toys import NO_DEFAULTS as CONFIG
 from toys import learn, spaces
 
-from a2c.batch import Experience, Transitions, unpack_batch
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import make_optimizer
@@ -22,6 +21,7 @@ from a2c.losses import a2c_loss
 from a2c.networks import MlpA2C, make_network
 from a2c.policy import UNREWARDED, exploration_noise, initial_state, replay
 from a2c.rollout import Rollout
+from a2c.transitions import Experience, Transitions, unpack_batch
 from a2c.update import Terms
 
 

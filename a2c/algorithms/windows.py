@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from a2c.batch import Experience, Transitions
 from a2c.config.config import Config
 from a2c.rollout import Rollout
+from a2c.transitions import Experience, Transitions
 
 
 def make_windows(config: Config, net: nn.Module) -> SlidingWindows | None:

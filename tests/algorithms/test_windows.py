@@ -6,7 +6,7 @@ import torch
 from experience import GAMMA, blank, random_rollout, time_slice, window
 
 from a2c.algorithms.windows import SlidingWindows
-from a2c.batch import Experience
+from a2c.transitions import Experience
 
 
 def test_sliding_windows_by_hand():

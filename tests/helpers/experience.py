@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from a2c.batch import Experience
 from a2c.rollout import Rollout
+from a2c.transitions import Experience
 
 GAMMA = 0.9
 FLAGS = ("terminated", "truncated")

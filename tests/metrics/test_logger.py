@@ -10,7 +10,6 @@ from runs import row_of, rows, tiny
 from tensorboardX.proto.event_pb2 import Event
 from toys import ConstantEnv, learn, vector
 
-from a2c.batch import Experience, Transitions
 from a2c.compute.compute import Compute
 from a2c.compute.optimizer import make_optimizer
 from a2c.config.config import Config
@@ -21,6 +20,7 @@ from a2c.metrics.meters import EPISODE_COLUMNS
 from a2c.metrics.results import read_episodes
 from a2c.metrics.text import format_number
 from a2c.networks import MlpA2C
+from a2c.transitions import Experience, Transitions
 from a2c.update import Terms, compute_gradients, describe_update, explained_variance
 
 

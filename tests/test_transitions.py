@@ -10,11 +10,11 @@ from experience import GAMMA, Toy, blank, random_rollout, window
 from torch import Tensor
 from toys import spaces
 
-from a2c.batch import Experience, unpack_batch
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.learner import Learner
 from a2c.rollout import Rollout
+from a2c.transitions import Experience, unpack_batch
 
 
 @pytest.mark.parametrize("seed", range(10))
