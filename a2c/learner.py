@@ -22,8 +22,8 @@ from a2c.policy import check_network, count_rewards, exploration_noise
 from a2c.rollout import Rollout, split_edges
 from a2c.update import Minibatch, Terms, check_steps, clipped_step, compute_gradients, describe_update, sum_gradients
 
-Step = tuple[Terms, Tensor]  # what an optimiser step computed: terms, and the gradient's norm before clipping
-StepFunction = Callable[[Minibatch, int, bool, float], Step]
+StepResult = tuple[Terms, Tensor]  # what an optimiser step computed: terms, and the gradient's norm before clipping
+StepFunction = Callable[[Minibatch, int, bool, float], StepResult]
 NORMALIZER_STRIDE = 4  # every fourth step of a rollout feeds the pixel statistics: frames in between look alike
 
 
@@ -53,7 +53,7 @@ class Learner:
         network: NetworkFn | None = None,
     ) -> None:
         """`shared`: what other processes learn with, too; without it, a new network and optimiser.
-        `network`: makes a network that is not one of a2c's; ValueError if it cannot be used.
+        `network`: makes a custom network; ValueError if it cannot be used.
         """
         self.config, self.compute = config, compute
         if shared is None:
@@ -64,11 +64,11 @@ class Learner:
                     check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
             self.net = net.to(compute.device)
             compute.ranks.broadcast(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
-            self.optimizer = make_optimizer(self.net, config, compute.replays)
+            self.optimizer = make_optimizer(self.net, config, compute.cuda_graphs)
         else:
             self.optimizer = shared.optimizer  # merged statistics are each learner's own
             self.net = with_own_statistics(shared.net) if shared.statistics else shared.net
-        normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a network that is not a2c's
+        normalizer = getattr(self.net, "normalizer", None)  # which may be anything in a custom network
         self.normalizer = normalizer if isinstance(normalizer, PixelNorm | FrameNorm) else None
         self.statistics = self.normalizer if shared is None else shared.statistics  # what `update_normalizer` feeds
         self.replica = make_replica(self.net, compute, always_copy=shared is not None)
@@ -76,9 +76,9 @@ class Learner:
         self.rollout_decisions = shared.decisions if shared else config.num_envs * config.rollout_steps
         self.entropy_coef = config.entropy_coef  # of the last rollout
         self.policy_lag = 0.0  # updates between acting and learning, mean over the last rollout
-        self.last_update: Step | None = None
+        self.last_update: StepResult | None = None
         self.step: StepFunction = self.take_step
-        self.last_metrics: dict[str, float] = {}  # of an update of an earlier session or another process
+        self.last_metrics: dict[str, float] = {}  # of the update described last, here or elsewhere
 
     @property
     def noise(self) -> float:
@@ -92,7 +92,7 @@ class Learner:
         count: Callable[[], int] | None = None,
         num_minibatches: int | None = None,
     ) -> None:
-        """One optimiser step on each minibatch, then the pixel statistics.
+        """Take one optimiser step on each minibatch, then update the pixel statistics.
 
         `minibatches`: by default `num_minibatches` of the rollout in each of `config.epochs`, as `config.shuffle` says.
         `count`, called after each step, returns the number of updates so far; without it, each step adds one. Raises
@@ -103,7 +103,7 @@ class Learner:
             rollout.check()
         set_learning_rate(self.optimizer, learning_rate(self.config, self.env_steps))
         self.entropy_coef = entropy_coef(self.config, self.env_steps)
-        done: list[Step] = []
+        done: list[StepResult] = []
         version, lags = float(rollout.policy_version.mean()), []
         if minibatches is None:
             dealt = self._minibatches(rollout, num_minibatches)
@@ -118,7 +118,7 @@ class Learner:
         self.policy_lag = sum(lags) / max(1, len(lags))
         self.last_update = done[-1] if done else self.last_update
         self.update_normalizer(rollout.obs[::NORMALIZER_STRIDE])
-        if self.config.network == "custom":  # forward passes may have changed buffers; a2c's own are equal
+        if self.config.network == "custom":  # forward passes may have changed buffers
             self.compute.ranks.broadcast(self.net.buffers())
             self.sync()
         self.env_steps += self._decisions(rollout)
@@ -156,7 +156,7 @@ class Learner:
                 dealt = rollout.shuffled(self.replica, indices, config.gamma, config.gae_lambda, config.reward_clip)
                 yield from zip(dealt, map(len, parts), strict=True)
 
-    def take_step(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor) -> Step:
+    def take_step(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float | Tensor) -> StepResult:
         """One optimiser step on `minibatch`, this rank's part of `size` samples; the terms are over all of them."""
         config, compute = self.config, self.compute
         gradients, terms = compute_gradients(self.replica, minibatch, config, compute, off_policy, entropy_coef)
@@ -168,7 +168,7 @@ class Learner:
         return terms, norm
 
     def replace_step(self, step: StepFunction) -> None:
-        """Take every step by `step`, which is called like `take_step`."""
+        """Use `step`, which has the signature of `take_step`, for all later steps."""
         self.step = step
 
     def update_normalizer(self, obs: Tensor) -> None:
@@ -207,7 +207,7 @@ class Learner:
         return self.last_metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next `learn` depends on; tensors are the live ones."""
+        """Everything that the next `learn` depends on; tensors are references, not copies."""
         return {
             "network": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -222,7 +222,7 @@ class Learner:
         self.net.load_state_dict(state["network"])
         self.sync()
         load_optimizer(self.optimizer, state["optimizer"])
-        rewards = float(state.get("rewards", 0.0))  # not in checkpoints of 0.4.0
+        rewards = float(state.get("rewards", 0.0))  # absent from checkpoints of release 0.4.0
         self.set_counts(int(state["env_steps"]), int(state["updates"]), rewards)
         self.last_update, self.last_metrics = None, {name: float(value) for name, value in state["metrics"].items()}
 

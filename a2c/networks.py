@@ -1,7 +1,7 @@
 """Networks: observations in, action logits and state values out. They do not depend on an environment.
 
-Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to `(logits [B, A], values [B, 1])`. The recurrent
-one, `LstmA2C`, starts from a zero rnn_state; `a2c.policy` carries its rnn_state from step to step.
+Every network maps `obs [B, ...]` (uint8 or float 0..255 for images) to `(logits [B, A], values [B, 1])`. A
+recurrent one has `rnn_state_size`, `step` and `replay`, too, as `LstmA2C` has; its `forward` starts from zeros.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class OutputLayer(nn.Linear):
 
 
 class AtariA2C(nn.Module):
-    """The classic Atari network: three convolutions, then separate policy and value heads.
+    """The Atari network of Lapan (2018): the convolutions of Nature DQN, then separate policy and value heads.
 
     Convolutions of 32 channels (8x8, stride 4), 64 (4x4, stride 2) and 64 (3x3, stride 1), ReLU (Mnih et
     al., 2015); each head is 3136 -> 512 -> out for 84x84 frames. `input_shape`: `(K, S, S)`, S at least 36. Without a
-    `normalizer` pixels are divided by 256, and the state_dict holds the parameters of `conv`, `policy`, `value` alone.
+    `normalizer` pixels are divided by 256, and the state_dict holds the parameters of `conv`, `policy`, `value` only.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SharedA2C(nn.Module):
 
 
 class MlpA2C(nn.Module):
-    """Separate policy and value perceptrons, 64 tanh units twice, for vector observations."""
+    """Separate policy and value MLPs, two hidden layers of 64 tanh units each, for vector observations."""
 
     normalizer = None
 
@@ -201,7 +201,7 @@ def scale_pixels(obs: Tensor, net: AtariA2C | SharedA2C | LstmA2C) -> Tensor:
     """Pixels 0..255 as input in the network's dtype: normalised, or the classic division by 256."""
     dtype = next(net.conv.parameters()).dtype
     if torch.is_grad_enabled() and dtype == torch.float32 and obs.shape[1] > 1 and not obs.is_cuda:
-        # Learning in float32 is faster with the channels innermost, acting slower.
+        # Learning in float32 is faster in channels_last, acting slower.
         obs = obs.contiguous(memory_format=torch.channels_last)
     if net.normalizer is not None:
         obs = net.normalizer(obs)

@@ -1,6 +1,6 @@
 """Pixels as a network wants them: centred and scaled by running statistics.
 
-Statistics are part of the policy: buffers in its state_dict, changed by `update` and `merge` alone. The
+Statistics are part of the policy: buffers in its state_dict, changed only by `update` and `merge`. The
 learner does that between rollouts, so acting and learning see the same numbers. Each worker of A3C feeds
 statistics of its own, and acts and learns with those of all merged.
 """
@@ -20,7 +20,7 @@ ALONE = Ranks()
 
 
 class PixelNorm(nn.Module):
-    """Centre and scale every pixel by its running mean and standard deviation, clipped to +-5.
+    """Centre and scale every pixel by its running mean and deviation (128 and 64 at first), clipped to +-5.
 
     The statistics are cumulative over training. Of stacked frames: one mean and variance per pixel,
     `[H, W]`, measured on the newest frame and used for all; of an image in colours: `[C, H, W]`. A ball that covers a
@@ -34,7 +34,7 @@ class PixelNorm(nn.Module):
 
     def __init__(self, frame_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.stacked = len(frame_shape) == 2  # `update` takes the last frame of an observation, not all of it
+        self.stacked = len(frame_shape) == 2  # `update` gets the newest frame of each observation, not all
         # In float64: after 1e7 frames one more moves the mean by less than half a step of float32.
         self.register_buffer("mean", torch.full(frame_shape, 128.0, dtype=torch.float64))
         self.register_buffer("var", torch.full(frame_shape, 64.0**2, dtype=torch.float64))
@@ -46,7 +46,7 @@ class PixelNorm(nn.Module):
         scale = self.var.float().add_(1.0).rsqrt_()
         mean = self.mean.float()
         if obs.ndim == 4 and not obs.is_contiguous():
-            # Channels innermost: loops run over whole frames, not over 4 channels, with statistics in the same order.
+            # channels_last: loops run over whole frames, not over 4 channels, with statistics in the same order.
             mean, scale = (x.expand_as(obs[:1]).contiguous(memory_format=torch.channels_last) for x in (mean, scale))
         return obs.to(torch.float32, copy=True).sub_(mean).mul_(scale).clamp_(-self.CLIP, self.CLIP)
 

@@ -114,7 +114,7 @@ class Policy:
         return (probs / exponential).argmax(dim=1, keepdim=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next decision depends on besides the network; the tensors are the live ones."""
+        """What the next decision depends on besides the network; the tensors are references, not copies."""
         return {"rnn_state": self.rnn_state, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any], new_episodes: bool = False) -> None:
@@ -180,7 +180,7 @@ def check_finite(log_probs: Tensor) -> None:
 
 
 def check_network(net: nn.Module, spaces: Spaces) -> None:
-    """ValueError if `net`, which somebody else has written, does not map observations to logits and values."""
+    """ValueError if the custom network `net` does not map observations to logits and values."""
     if not isinstance(net, nn.Module):
         raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
     obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
@@ -200,7 +200,7 @@ def check_network(net: nn.Module, spaces: Spaces) -> None:
 
 def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
     """ValueError if `step` or `replay` cannot use `net`; `obs [2, ...]`."""
-    rule = "network with rnn_state_size H must have step(obs [B, ...], rnn_state [B, H]) and replay, as LstmA2C has"
+    rule = "network with rnn_state_size H must have step and replay, as LstmA2C has"
     rnn_state, starts = initial_state(net, 2), torch.ones(2, dtype=torch.bool)
     try:
         with torch.no_grad():
@@ -218,7 +218,7 @@ def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = Non
     ValueError if `custom` is missing, not wanted, or makes nothing that can be used.
     """
     if custom and config.network != "custom":
-        raise ValueError(f"it is of network {config.network}, which is a2c's: leave out network")
+        raise ValueError(f"it is the built-in network {config.network}: leave out the argument network")
     try:
         with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
             net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)

@@ -30,7 +30,7 @@ def _tensor(axes: str, dtype: torch.dtype | None = None, on_host: bool = False) 
 class Rollout:
     """`T` decisions of `N` environments, taken by one policy (with GA3C, one that is updated meanwhile).
 
-    H is the size of the network's rnn_state, K the number of steps that are truncated and not terminated.
+    H is the size of an rnn_state, K the number of truncated, not terminated steps; "TN*" means `[T, N, *obs_shape]`.
     """
 
     obs: Tensor = _tensor("TN*")  # what the policy saw (uint8 for Atari)
@@ -84,7 +84,7 @@ class Rollout:
                 raise ValueError(f"{name} must have a row for each of final_index, got {len(getattr(self, name))}")
 
     def split(self, parts: int) -> list[Rollout]:
-        """At most `parts` rollouts of whole windows, split by environment; views, no copies."""
+        """At most `parts` rollouts, split by environment; views, no copies."""
         return [self.slice_envs(low, high) for low, high in pairwise(split_edges(self.num_envs, parts))]
 
     def shuffled(

@@ -76,9 +76,9 @@ def unpack_batch(
         batch: transitions with `state, action, reward, last_state` (`Experience` or any object
             with these attributes; arrays or tensors on any device), or a `Rollout`.
         net: network with outputs `(logits, values [B, 1] or [B])`; it values what comes after the windows.
-            Inside a rollout its own `values` are used, as a rule those of the policy that acted; they matter only
+            Inside a rollout `batch.values` are used, normally those of the policy that acted; they matter only
             where `gae_lambda` is below 1.
-        device: where the results live.
+        device: of the results, and of `net`.
         gamma: discount per decision.
         reward_steps: decisions that the `reward` of a transition sums over (a rollout's
             window is its own length).

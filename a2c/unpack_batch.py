@@ -1,4 +1,4 @@
-"""`import a2c.unpack_batch`, as a statement: the function stands where Python would put a module."""
+"""Makes `import a2c.unpack_batch` give the function: it takes the place of this module in `sys.modules`."""
 
 import sys
 

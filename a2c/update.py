@@ -155,7 +155,7 @@ def check_steps(done: Sequence[tuple[Terms, Tensor]], net: nn.Module, updates: i
                 )
     raise FloatingPointError(
         f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "
-        "try a lower learning_rate or a higher epsilon of the optimiser"
+        "try a lower learning_rate or a larger adam_eps or rmsprop_eps"
     )
 
 

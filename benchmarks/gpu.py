@@ -63,7 +63,7 @@ def speeds(options: Options, config: Config) -> dict[str, Any]:
         window(stages["end to end"], min(options.seconds, 3.0))  # captures, and chooses kernels
         windows = measure(stages, options.seconds, options.rounds)
         device, precision = str(training.compute.device), training.compute.precision_name
-        replays = training.compute.replays
+        replays = training.compute.cuda_graphs
     median = {name: statistics.median(values) for name, values in windows.items()}
     share = median["end to end"] / median["environments"]
     peak = torch.cuda.max_memory_allocated() / 1e6 if device != "cpu" else None

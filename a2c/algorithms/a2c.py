@@ -26,7 +26,7 @@ class A2C:
     def __init__(self, config: Config, spaces: Spaces, learner: Learner, compute: Compute) -> None:
         self.config, self.learner, self.compute = config, learner, compute
         self.groups: list[MonitoredVectorEnv] = []
-        if compute.replays:
+        if compute.cuda_graphs:
             learner.replace_step(CapturedSteps(learner))
         self.windows = make_windows(config, learner.net)
 
@@ -44,7 +44,7 @@ class A2C:
         steps = 1 if config.sliding_batch else config.rollout_steps
         seed = sampling_seed(seeds.sampling, compute.ranks.rank * GROUPS)
         self.collector = Collector(self.groups, self.learner.replica, steps, compute, seed)
-        if compute.replays:
+        if compute.cuda_graphs:
             self.collector.capture()
 
     def training_step(self) -> TrainingStats:

@@ -75,7 +75,7 @@ class A3C(WithoutEpisodes):
         for module in learner.net.modules():
             if type(module).__module__ == "__main__" or "<locals>" in type(module).__qualname__:
                 name = type(module).__qualname__
-                raise ValueError(f"network must be a class that workers of a3c can import from a module, got {name}")
+                raise ValueError(f"network must be a class that a3c workers can import from a module, got {name}")
 
     def start(self, new_run: bool) -> None:
         """Start the workers; `new_run`: the first observations feed the normaliser."""
@@ -134,8 +134,8 @@ def run_worker(
 ) -> None:
     """One worker: algorithm S3. `net` and `optimizer` live in shared memory.
 
-    `Learner.learn` takes the gradients on its replica and *copies* them into `net` of this
-    process before each step. The classic line `shared.grad = local.grad` makes them one tensor, into which
+    `Learner.learn` takes the gradients on its replica and *copies* them into the `.grad` of `net`, which are this
+    process's own, before each step. The classic line `shared.grad = local.grad` makes them one tensor, into which
     every later gradient is added, because `zero_grad` no longer zeroes but drops (torch 2.0 and later).
     """
     number, config = task.number, task.config

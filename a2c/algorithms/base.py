@@ -42,7 +42,7 @@ class Algorithm(Protocol):
         """Collect experience and learn from it."""
 
     def drain(self) -> TrainingStats:
-        """Finish the rollouts that have begun, before the run ends."""
+        """Finish the rollouts that have begun, before the run ends (ga3c drops them)."""
 
     def state_dict(self) -> dict[str, Any]:
         """The running episodes, as far as they can be saved."""

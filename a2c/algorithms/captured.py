@@ -1,4 +1,4 @@
-"""The optimiser steps of a learner as replays: forward, loss, backward, clipping and step (see `Compute.replays`)."""
+"""The optimiser steps of a learner as replays: forward, loss, backward, clipping, step (see `Compute.cuda_graphs`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from a2c.compute.graphs import Replay, make_replay
-from a2c.learner import Learner, Step
+from a2c.learner import Learner, StepResult
 from a2c.losses import A2CLoss
 from a2c.rollout import ShuffledMinibatch
 from a2c.update import Minibatch, Terms
@@ -27,7 +27,7 @@ class CapturedSteps:
         self.entropy_coef = torch.zeros((), device=self.device)  # a replay reads it, as it does the learning rate
         self.replays: dict[tuple[int, bool], Replay] = {}
 
-    def __call__(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float) -> Step:
+    def __call__(self, minibatch: Minibatch, size: int, off_policy: bool, entropy_coef: float) -> StepResult:
         """One step on `minibatch`, all `size` decisions of it; terms of its own, not overwritten by the next one."""
         assert isinstance(minibatch, ShuffledMinibatch) and len(minibatch) == size
         inputs = minibatch.obs, minibatch.actions, minibatch.returns, minibatch.log_probs

@@ -1,4 +1,4 @@
-"""GA3C: actors without a network, one predictor that acts for all of them, one queue that a trainer learns from.
+"""GA3C: actors without a network, a predictor evaluates it for all, a trainer learns from one queue.
 
 Babaeizadeh et al. (2017), "Reinforcement learning through asynchronous advantage actor-critic on a GPU",
 sections 4 and 5. Only the run's own process holds the network, on the GPU if there is one. The network is updated

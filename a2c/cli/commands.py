@@ -23,7 +23,7 @@ from a2c import __version__
 from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
-from a2c.processes.errors import RankError, WorkerError, is_no_memory, reported_elsewhere
+from a2c.processes.errors import RankError, WorkerError, is_out_of_memory, reported_elsewhere
 from a2c.processes.place import find_place
 from a2c.processes.signals import exit_with
 
@@ -34,7 +34,7 @@ UNTIL_INPUT_CLOSES = (
     "import sys, a2c.cli.commands, a2c.processes.start as start; start.stop_with_input(); "
     "sys.exit(a2c.cli.commands.main())"
 )
-TRAIN = [sys.executable, "-P", "-c", UNTIL_INPUT_CLOSES, "train"]  # with the variables of `same_modules`
+TRAIN = [sys.executable, "-P", "-c", UNTIL_INPUT_CLOSES, "train"]  # with the variables of `module_environ`
 P = ParamSpec("P")
 
 
@@ -68,7 +68,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         except KeyboardInterrupt:
             return exit_with(130)
         except Exception as error:
-            if isinstance(error, MemoryError | RuntimeError) and is_no_memory(error):
+            if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
                 return _refuse(error, f"out of memory: {ADVICE} ({str(error)[:200]})", code=1)
             if isinstance(error, RankError | WorkerError) or reported_elsewhere(error):
                 return _refuse(error, code=1)
@@ -110,7 +110,7 @@ def _train(config: Config) -> int:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, WorkerError) and not reported_elsewhere(error):
             print(error.trace, end="", file=sys.stderr)
-        if not is_no_memory(error):
+        if not is_out_of_memory(error):
             raise
         latest = trainer.run_dir / LATEST
         kept = f"the last checkpoint is kept: {latest}" if latest.exists() else "no checkpoint was written yet"
@@ -142,7 +142,7 @@ def _evaluate(options: Evaluate) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with None, which JSON has, for every NaN and infinity, which it has not."""
+    """`value` with None, for every NaN and infinity, which JSON cannot represent."""
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list):

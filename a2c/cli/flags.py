@@ -153,7 +153,7 @@ def _flags(kind: type[Options]) -> list[str]:
 
 
 def _near(flag: str, kind: type[Options], alike: float = 0.6) -> list[str]:
-    """The flags of `kind` that `flag` begins, or else the one that it looks like."""
+    """The flags of `kind` that start with `flag`, or else the most similar one."""
     begun = [known for known in _flags(kind) if flag.startswith("--") and known.startswith(flag)]
     return begun or difflib.get_close_matches(flag, _flags(kind), n=1, cutoff=alike)
 

@@ -89,7 +89,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _setting(values: dict[str, str], flags: Sequence[str]) -> Run:
-    """The run of one combination of values, with the seed that no flag has set."""
+    """The run of one combination of values, with the default seed."""
     flags = [*flags, *(_flag(name, value) for name, value in values.items())]
     config = parse_config(flags)
     varied = {name: _text(getattr(config, name)) for name in sorted(values)}

@@ -13,7 +13,7 @@ from a2c.config.config import Config
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Run a trained policy, without learning, and print its true scores."""
+    """Run a trained policy, without learning, and print the unclipped scores."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory, or a checkpoint or policy file (path)."""
@@ -33,7 +33,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class RecordVideo:
-    """Record a video of a trained policy, one picture per decision, in real time."""
+    """Record a video of a trained policy, one picture per decision, played back at the game's speed."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
     """Run directory, or a checkpoint or policy file (path)."""
@@ -54,7 +54,7 @@ class RecordVideo:
     overlay: bool = False
     """Show the value estimate and the action probabilities beside the picture."""
     tensorboard: bool = False
-    """Add the video, a .gif then, to TensorBoard's images of the run."""
+    """Also add the video to the run's TensorBoard images (out must be a .gif)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Sweep(Compare):
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw learning curves of one run or many; runs that differ in the seed alone share a line and a band."""
+    """Draw learning curves of one run or many; runs that differ only in the seed share a line and a band."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
     """Run directories, or directories that hold some, such as that of `a2c compare` (paths)."""
@@ -114,7 +114,7 @@ class Plot:
     iqm: bool = False
     """Draw the mean of the middle half of the runs in place of their median."""
     interval: bool = False
-    """Let the band be the 95 % interval of that line, by the bootstrap, in place of the range of the runs."""
+    """Draw the band as the line's 95 % bootstrap interval, not as the range of the runs."""
 
 
 @dataclass(frozen=True)

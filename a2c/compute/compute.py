@@ -18,7 +18,7 @@ import torch
 
 from a2c.compute.ranks import Ranks
 from a2c.config.config import Config
-from a2c.config.resolve import can_replay
+from a2c.config.resolve import allows_cuda_graphs
 from a2c.processes.limits import available_cores
 
 _open = 0  # instances of `Compute` that are in use
@@ -32,8 +32,8 @@ PATIENCE = 1.0  # seconds that an interrupted run waits for its threads
 class Compute:
     """Device, precision and thread pool of a run.
 
-    Where the GPU is asked for and there is none, `device` is the CPU. A GPU becomes the current one of the caller's
-    thread and stays that. Until `close`, torch's operators run on one thread in the caller's thread and in new ones.
+    Where the GPU is asked for and there is none, `device` is the CPU. A GPU becomes the current device of the caller's
+    thread, also after `close`. Until `close`, operators called in that thread and in new ones are single-threaded.
     `deterministic` also sets the environment variable CUBLAS_WORKSPACE_CONFIG, which stays; torch reads it at the
     first matrix product of the process on a GPU, so a program that has used the GPU before must set it itself.
     """
@@ -52,7 +52,7 @@ class Compute:
         self.ranks = ranks = ranks or Ranks()
         self.device = cuda_device(ranks.local_rank, ranks.local_size) if cuda else torch.device("cpu")
         prepare_thread(self.device)
-        self.replays = cuda and ranks.size == 1 and can_replay(config)  # A2C captures CUDA graphs
+        self.cuda_graphs = cuda and ranks.size == 1 and allows_cuda_graphs(config)  # A2C captures CUDA graphs
         self.precision = resolve_precision(config.precision, self.device)
         cores = config.threads or max(1, available_cores() // ranks.local_size)
         # On a GPU two groups are enough: one acts while the other's environments step.
@@ -93,7 +93,7 @@ class Compute:
         return 1 if self.device.type == "cuda" else min(self.threads, 1 + math.isqrt(size // SMALLEST_SPLIT))
 
     def close(self) -> None:
-        """End the threads, but for one that hangs; the last one closed restores the caller's settings."""
+        """End the threads, except one that hangs; the last `Compute` to close restores the caller's settings."""
         self.pool.shutdown(wait=self.wait_idle(), cancel_futures=True)
         self._restore()
 
@@ -115,7 +115,7 @@ def _restore_callers_settings() -> None:
 
 
 def cuda_device(local_rank: int = 0, local_size: int = 1) -> torch.device:
-    """The GPU of rank `local_rank` of this host, with its number: without one, `cuda` is the current GPU of
+    """The GPU of rank `local_rank` of this host, with an explicit index: `cuda` alone is the current GPU of
     whichever thread asks. ValueError, for each of the host's `local_size` ranks, if there are fewer GPUs.
     """
     count = torch.cuda.device_count()
@@ -133,7 +133,7 @@ def prepare_thread(device: torch.device) -> None:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where the processor multiplies it natively, else float32."""
+    """The dtype that `name` stands for; `auto`: bfloat16 where `device` supports it natively, else float32."""
     if name != "auto":
         precision: torch.dtype = getattr(torch, name)
         return precision

@@ -1,4 +1,4 @@
-"""Functions of tensors that are replayed over memory that stays where it is.
+"""Functions of tensors that are replayed over static buffers.
 
 A network of this size keeps a GPU busy for less time than Python needs to call its operators one by one. A CUDA graph
 records them once and starts all of them with one call. It reads its arguments from the same memory each time, writes
@@ -49,7 +49,7 @@ def make_replay(
 
 
 class EagerReplay:
-    """Calls the function, over buffers that stay where they are."""
+    """Calls the function, over static buffers."""
 
     def __init__(
         self, function: TensorFunction, inputs: Sequence[Tensor], generator: torch.Generator | None = None

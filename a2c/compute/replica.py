@@ -49,7 +49,7 @@ def sync_replica(replica: nn.Module, net: nn.Module) -> None:
 def copy_buffers(target: nn.Module, source: nn.Module) -> None:
     """Give `target` the buffers of `source`, a copy of the same network, where the two do not share them.
 
-    Those of a replica reach the network so, where forward passes change them, as in batch normalisation. Where several
+    So a replica's buffers reach the network where forward passes change them, as in batch normalisation. Where several
     processes share the network, those of the last one to write stay.
     """
     for mine, theirs in zip(target.buffers(), source.buffers(), strict=True):

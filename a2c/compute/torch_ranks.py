@@ -123,10 +123,10 @@ class TorchRanks(Ranks):
             if names:
                 told = self.store.compare_set("lost", "", f"{self.rank}:{names}").decode()
                 reporter, _, names = told.partition(":")
-                lost = RankError(f"rank {names} has ended or does not answer; the newest checkpoint is kept")
+                lost = RankError(f"lost rank {names}, which ended or did not answer; the last checkpoint is kept")
                 lost.add_note(f"{REPORTED_BY} {reporter}")
                 return lost
-        return RankError(f"the ranks have lost their connection ({error}); the newest checkpoint is kept")
+        return RankError(f"the ranks have lost their connection ({error}); the last checkpoint is kept")
 
     def _beats(self) -> list[int]:
         return [self.store.add(f"beats/{rank}", 0) for rank in range(self.size)]

@@ -37,7 +37,7 @@ class Config:
     algorithm: AlgorithmName = "a2c"
     """a2c: collect, then learn; a3c: workers that share one network; ga3c: actors, a predictor and a trainer."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Workers of a3c (at most num_minibatches, and num_envs) or actors of ga3c (count; 0 = 1 per core, 2 for ga3c)."""
+    """Workers of a3c (at most num_minibatches, num_envs), actors of ga3c (count; 0 = 1 per core, ga3c: 2 per core)."""
 
     # --- environments -------------------------------------------------------------------
     env: str = "PongNoFrameskip-v4"
@@ -65,21 +65,21 @@ class Config:
 
     # --- network ------------------------------------------------------------------------
     network: Network = "auto"
-    """auto: atari (small below 36 pixels), mlp for vectors; nature, nips, small: shared layers; lstm; custom: own."""
+    """auto: atari (small below 36 pixels), mlp for vectors; nature, nips, small: shared layers; lstm; custom: yours."""
     lstm_units: Annotated[int, Range(0, 65_536)] = 0
     """Size of the hidden state of network lstm (units; 0 = 256 for images, 16 for vectors)."""
     normalize_obs: bool = True
     """Normalise images by a running mean and deviation per pixel (lstm: per frame); else divide them by 256."""
     precision: Precision = "auto"
-    """Precision of forward and backward passes; auto: bfloat16 where the hardware has it. Parameters stay float32."""
+    """Compute precision; auto: bfloat16 where it is native, float32 for mlp, lstm, custom. Parameters stay float32."""
 
     # --- learning -----------------------------------------------------------------------
     rollout_steps: Annotated[int, Range(1, 100_000)] = 32
     """Length of a rollout (steps per environment)."""
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
-    """Minibatches per rollout, one optimiser step each (count; whole windows: at most num_envs)."""
+    """Minibatches per rollout, one optimiser step each (count; whole environments: at most num_envs)."""
     shuffle: bool = True
-    """Learn from a rollout's decisions in random order, else from whole windows (always, with a recurrent network)."""
+    """Learn from single decisions in random order, else (with a recurrent network: always) from whole environments."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Times each rollout is learned from, with importance ratios clipped at 1 (count)."""
     sliding_batch: Annotated[int, Range(0, 1_000_000)] = 0
@@ -119,7 +119,7 @@ class Config:
     log_eps: Annotated[float | None, Range(0.0, 1.0)] = None
     """Use log(pi + log_eps) in the policy gradient, against policy lag (0 to 1; None = 1e-6 for ga3c, else 0)."""
     max_grad_norm: Annotated[float, Range(0.0, 1e9)] = 0.5
-    """Clip the L2 norm of each gradient to this (gradient units; 0 = no clipping)."""
+    """Clip the gradient's global L2 norm to this (gradient units; 0 = no clipping)."""
 
     # --- run ----------------------------------------------------------------------------
     total_env_steps: Annotated[int, Range(1, 10**15)] = 1_000_000
@@ -133,11 +133,11 @@ class Config:
     cuda: bool = False
     """Act and learn on the GPU (a3c runs on the CPU only)."""
     cuda_graphs: bool = True
-    """Use CUDA graphs on a GPU (a2c only, with adam and shuffled minibatches, on one GPU, not for lstm and custom)."""
+    """Use CUDA graphs (a2c on one GPU with adam and shuffled minibatches; not for lstm, custom or sliding_batch)."""
     deterministic: bool = False
     """Use only operations that PyTorch calls deterministic; slower on a GPU (a2c)."""
     threads: Annotated[int, Range(0, 1024)] = 0
-    """Compute threads, which share the environments and the minibatches (count; 0 = one per core; a3c uses one)."""
+    """Compute threads, which share environments and minibatches (count; 0 = 1 per core; a GPU: at most 2; a3c: 1)."""
     env_timeout: Annotated[float, Range(0.0, 86_400.0, above=True)] = 60.0
     """Maximum wait for a step of an environment process, or for a rollout of an a3c or ga3c worker (seconds)."""
     max_worker_restarts: Annotated[int, Range(0, 1_000_000)] = 3
@@ -151,7 +151,7 @@ class Config:
     keep_policy_every: Annotated[int, Range(0, 10**15)] = 0
     """Interval between policy files that are kept, in policies/ of the run directory (env_steps; 0 = off)."""
     eval_every: Annotated[int, Range(0, 10**15)] = 0
-    """Interval between policies that another process evaluates meanwhile, in evaluations.csv (env_steps; 0 = off)."""
+    """Interval between policies evaluated in another process, for evaluations.csv (env_steps; 0 = off)."""
     eval_episodes: Annotated[int, Range(1, 100_000)] = 10
     """Episodes of each of these evaluations (count)."""
     log_every: Annotated[float, Range(0.0, 86_400.0, above=True)] = 5.0

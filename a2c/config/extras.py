@@ -14,6 +14,6 @@ PACKAGES = {
 
 
 def has_extra(name: str) -> bool:
-    """Whether the packages of an extra are installed; a directory of that name, which Python would import, is none."""
+    """Whether the packages of an extra are installed; a mere directory of that name, without code, does not count."""
     specs = [find_spec(package) for package in PACKAGES[name]]
     return all(spec is not None and spec.origin is not None for spec in specs)

@@ -11,7 +11,7 @@ LEAST_PIXELS = {"atari": 36, "nature": 36, "nips": 20}  # height and width that 
 
 
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
-    """The network that `auto` stands for; ValueError if the named one cannot take observations of `input_shape`."""
+    """The network of `config`, with `auto` resolved; ValueError if it cannot take `input_shape`."""
     size = min(input_shape[1:]) if len(input_shape) == 3 else 0  # [C, H, W]
     image = size >= 10
     auto: Network = "atari" if size >= LEAST_PIXELS["atari"] else "small" if image else "mlp"
@@ -45,8 +45,8 @@ def resolve(config: Config, input_shape: tuple[int, ...]) -> Config:
     )
 
 
-def can_replay(config: Config) -> bool:
-    """Whether the settings allow CUDA graphs, which `Compute.replays` also needs a GPU and a single rank for."""
+def allows_cuda_graphs(config: Config) -> bool:
+    """Whether the settings allow CUDA graphs; `Compute.cuda_graphs` also needs a GPU and a single rank."""
     if not config.cuda_graphs or config.sliding_batch or config.network in ("lstm", "custom"):
         return False
     return config.algorithm == "a2c" and config.optimizer == "adam" and config.shuffle

@@ -81,8 +81,8 @@ def _check_between_settings(config: Any) -> None:
     for name in ("num_minibatches", "num_envs"):
         if config.algorithm == "a3c" and config.workers > (most := getattr(config, name)):
             raise ValueError(
-                f"workers must be at most {name} ({most}) for algorithm a3c, where each learns minibatches of its own "
-                f"environments, got {config.workers}: raise {name}"
+                f"workers must be at most {name} ({most}) for algorithm a3c, whose workers learn from minibatches of "
+                f"their own environments, got {config.workers}: raise {name}"
             )
     if config.crop and config.backend == "native":
         raise ValueError("crop must be off for backend native, which always scales the whole screen, got True")

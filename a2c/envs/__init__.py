@@ -17,6 +17,8 @@ info       "final_obs"             {row: the true last observation} of exactly t
 info       "episodes"              list of `Episode`, one per episode that ended in this step; a lost life ends none
 ========== ======================= ==========================================================
 
+The next step may overwrite `obs`: `async` reuses its buffer (gymnasium's `copy=False`).
+
 Autoreset is SAME_STEP: where an episode ended, `obs` is the first observation of the next one, so no transition leads
 from one episode to another. A lost life is terminal for the learner and never resets the environment.
 """

@@ -1,4 +1,4 @@
-"""One Atari game and its preprocessing, as a worker process of the `async` backend runs it."""
+"""One Atari game and its preprocessing, as the `async` and `sync` backends run it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def save_layers(env: gym.Env) -> Snapshot:
 
 
 def restore_layers(env: gym.Env, snapshot: Snapshot) -> bool:
-    """Restore what `save_layers` gave; False if it does not hold everything or is not taken exactly.
+    """Restore what `save_layers` gave; False if it does not hold everything or was not restored exactly.
 
     Damaged content can raise almost anything.
     """

@@ -60,7 +60,7 @@ def make_envs(config: Config, seeds: Sequence[int] | None = None, spec: EnvSpec 
 def make_groups(config: Config, seeds: Sequence[int], groups: int, threads: int = 1) -> list[MonitoredVectorEnv]:
     """An environment for each of `seeds`, in `groups` of almost equal size, in order.
 
-    `threads` is the number of emulator threads (native) or of workers that run at once (async) in each group.
+    `threads` is the number of emulator threads (native) or of workers that run at once, less one (async) in each group.
     Raises what `make_envs` raises; no environment is left open then.
     """
     made: list[MonitoredVectorEnv] = []

@@ -59,7 +59,7 @@ def find_spec(env_id: str) -> EnvSpec:
         if env_id.startswith(CUSTOM_NAMESPACE):
             hint = "it was made by env_fn, which must be given again, in Python"
         elif ":" in env_id:
-            hint = "a module cannot be named: import it in a program that trains with a2c.Trainer"
+            hint = "module:id is not supported: import the module in a program that uses a2c.Trainer"
         raise ValueError(f"env must be a registered Gymnasium id, got {env_id!r}; {hint}") from error
 
 
@@ -136,13 +136,13 @@ def checked_spec(config: Config) -> EnvSpec:
 
 
 class Spaces(NamedTuple):
-    """What a network depends on of an environment."""
+    """What a network needs to know of an environment."""
 
     obs_shape: tuple[int, ...]  # of one observation
     n_actions: int
     obs_dtype: np.dtype
     stacked: bool  # the channels of an observation are successive frames (Atari), not colours
-    first_action: int = 0  # what the environment calls the first of them
+    first_action: int = 0  # number of the first action (`Discrete.start`)
 
     @property
     def frames_per_step(self) -> int:

@@ -14,7 +14,7 @@ from a2c.envs.layers import Snapshot, restore_layers, save_layers
 class SnapshotWrapper(gym.Wrapper):
     """Gives an environment the attribute `snapshot`, which can be read and set, also from another process.
 
-    An exception becomes a RuntimeError whose text is the traceback, because gymnasium sends no more through a pipe.
+    An exception becomes a RuntimeError whose text is the traceback: gymnasium passes on its type and text only.
     """
 
     exact = True  # the last snapshot that was set held everything, and was restored exactly

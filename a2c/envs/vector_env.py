@@ -24,9 +24,9 @@ warnings.filterwarnings("ignore", message=r"\x1b\[[\d;]*mERROR: ")
 
 
 class Episode(NamedTuple):
-    """A finished episode: the row of its environment, its true score (points) and its length (steps)."""
+    """A finished episode: its environment, its unclipped score (points) and its length (steps)."""
 
-    env: int
+    env: int  # row of the environment; with a3c among those of a worker, with ga3c among those of the joined rollouts
     score: float
     length: int
     t: int = 0  # step of the rollout in which it ended
@@ -54,8 +54,8 @@ class MonitoredVectorEnv(VectorWrapper):
         timeout: float = 60.0,
         stacked: bool = False,
     ) -> None:
-        """`stacked`: an observation is a stack of frames, that before it with the oldest frame dropped and a new one
-        added, except where an episode begins.
+        """`stacked`: each observation is the stack of frames before it without the oldest, plus a new frame, except
+        where an episode begins.
         """
         super().__init__(env)
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
@@ -88,7 +88,7 @@ class MonitoredVectorEnv(VectorWrapper):
         return obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One step in every row, as in `a2c.envs`. ValueError for a bad action: ale-py would hang on it."""
+        """Step with `actions [N]`, from 0. ValueError for a bad one: ale-py would hang. WorkerError if an env fails."""
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
             raise ValueError(
@@ -135,7 +135,8 @@ class MonitoredVectorEnv(VectorWrapper):
         counters = {name: _counter(name, state[name], getattr(self, name)) for name in ("scores", "lengths", "lives")}
         snapshots = state["snapshots"]
         if not isinstance(snapshots, list) or len(snapshots) != self.num_envs:
-            raise ValueError(f"snapshots must be a list of {self.num_envs}, got a {type(snapshots).__name__}")
+            found = len(snapshots) if isinstance(snapshots, list) else f"a {type(snapshots).__name__}"
+            raise ValueError(f"snapshots must be a list of {self.num_envs}, got {found}")
         with self._calling():
             vector: Any = self.env
             vector.set_attr("snapshot", snapshots)
@@ -171,7 +172,7 @@ class MonitoredVectorEnv(VectorWrapper):
         self.kill()
 
     def abandon(self) -> None:
-        """Kill the worker processes, so that a thread which waits for one raises; `close` has still to be called."""
+        """Kill the worker processes, so that a thread waiting for a worker raises; `close` has still to be called."""
         self.broken = True
         for process in getattr(self.env, "processes", []):
             process.kill()

@@ -93,7 +93,8 @@ def open_regular(path: str, flags: int) -> int:
 class CsvTable:
     """A CSV file to which rows of numbers are appended. Rows that could not be written wait for the next call.
 
-    The first column is env_steps, in rising order. Rows are added and cut off at the end, in place if it has one name.
+    The first column is env_steps, in rising order. Rows are added and cut off at the end, in place unless the file has
+    other hard links.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_until: int | None = None) -> None:

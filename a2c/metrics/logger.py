@@ -29,7 +29,7 @@ METRICS = {
     "reward": "score of the last episode (points of the game)",
     "reward_100": "mean score of the last 100 episodes (points of the game)",
     "best_reward_100": "highest reward_100 so far, once 100 episodes are finished (points of the game)",
-    "eval_score": "mean score of the last policy that was evaluated beside the run, with --eval-every (points)",
+    "eval_score": "mean score of the last policy that was evaluated during the run, with --eval-every (points)",
     "length_100": "mean length of the last 100 episodes (agent decisions)",
     "speed": "agent decisions per second since the last row (1/s)",
     "advantage": "mean of return - value over the last minibatch (return)",
@@ -69,7 +69,7 @@ SCORES = ("reward", "reward_100", "best_reward_100", "eval_score")  # written ex
 class RunLogger:
     """Writes the log files of one run directory, row by row.
 
-    `add_episodes` and `add_metrics` keep rows for `write`. Where the disk refuses, that and the constructor raise
+    `add_episodes` and `add_metrics` keep rows for `write`. Where the disk refuses, `write` and the constructor raise
     OSError; the rows of the CSV files are kept for the next call then, TensorBoard may miss points.
     """
 
@@ -207,7 +207,7 @@ class EventFile:
 
 
 def settings_table(config: Config) -> str:
-    """The settings of a run as a Markdown table, those first that differ from the defaults of `Config`."""
+    """The settings of a run as a Markdown table, first those that differ from the defaults of `Config`."""
     rows = [(name, value, getattr(Config, name)) for name, value in vars(config).items()]
     rows.sort(key=lambda row: row[1] == row[2])  # stable: otherwise in the order of the fields
     lines = [f"| {name} | {_markdown(value)} | {_markdown(default)} |" for name, value, default in rows]

@@ -85,7 +85,7 @@ class ScoreWindow:
         self.episodes, self.best_mean = int(state["episodes"]), float(state["best_mean"])
         self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
-        self.lengths = deque(map(int, state.get("lengths", ())), maxlen=WINDOW)  # 0.4.0 wrote none
+        self.lengths = deque(map(int, state.get("lengths", ())), maxlen=WINDOW)  # none in checkpoints of 0.4.0
 
 
 class StageTimer:

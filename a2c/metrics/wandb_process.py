@@ -32,7 +32,7 @@ def send(lines: Iterable[str], tell: Callable[[str], object]) -> None:
         run.finish()
     except BaseException as error:  # KeyboardInterrupt: the run was stopped on its web page
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        tell(f"wandb: this run is not logged any more ({reason}); the run continues")
+        tell(f"wandb: logging has stopped ({reason}); training continues")
 
 
 def _begin(arguments: dict[str, Any], tell: Callable[[str], object]) -> Any:

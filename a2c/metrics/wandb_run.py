@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("wandb_process.py")
 def check_wandb(config: Config) -> None:
     """ValueError if `config` asks for wandb and the package is missing."""
     if config.wandb and not has_extra("wandb"):
-        raise ValueError('wandb must be off without the package of pip install "a2c[wandb]", got True')
+        raise ValueError('wandb must be off where it is not installed (pip install "a2c[wandb]"), got True')
 
 
 class WandbRun:

@@ -1,4 +1,4 @@
-"""Errors of environments, worker processes and ranks: their types, which of them mean no memory, and who reports them.
+"""Errors of environments, worker processes and ranks: types, which mean out of memory, and who reports them.
 
 Nothing heavy is imported here.
 """
@@ -14,7 +14,7 @@ from a2c.processes.place import find_place
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
-REPORTED_BY = "reported by rank"  # begins the note of an error that every rank of torchrun's raises, and one shows
+REPORTED_BY = "reported by rank"  # begins the note of an error that all ranks of torchrun raise and one prints
 
 
 class RankError(RuntimeError):
@@ -22,7 +22,7 @@ class RankError(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """An environment failed, or the process that ran it ended; its vector environment cannot be used any more.
+    """An environment, worker or predictor failed, ended or did not reply in time; its environments are unusable.
 
     The message is one line; `trace` is the environment's own traceback where there is one.
     """
@@ -43,7 +43,7 @@ def worker_error(error: Exception, who: str = "an environment") -> WorkerError:
     """`error` as a WorkerError: what happened to `who`, and the environment's traceback where the text holds one."""
     if isinstance(error, EOFError | BrokenPipeError | ConnectionError):
         # No words of NO_MEMORY: it may have been killed for any reason.
-        return WorkerError(f"the process of {who} died (killed, perhaps because memory ran out)")
+        return WorkerError(f"the process of {who} died, perhaps killed because memory ran out")
     trace = str(error) if "Traceback" in str(error) else ""
     what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
     return WorkerError(f"{who} failed: {what}", trace)
@@ -65,7 +65,7 @@ def raising_worker_error(*unchanged: type[Exception]) -> Iterator[None]:
 NO_MEMORY = r"(?i)out of memory|(allocate|not enough) memory|\b_?(Array)?MemoryError\b|ALLOC_FAILED"
 
 
-def is_no_memory(error: MemoryError | RuntimeError) -> bool:
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether `error` says that memory of the machine or of the GPU (`torch.cuda.OutOfMemoryError`) has run out.
 
     A process that died may have been killed for any reason: the message of such a WorkerError does not count.
@@ -75,7 +75,7 @@ def is_no_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 def reported_elsewhere(error: Exception) -> bool:
-    """Whether another rank shows it: the one that a note names; of what all find, the first of each host."""
+    """Whether another rank prints `error`: the one that its note names; of what all raise, the first of a host."""
     place = find_place()
     if place.size == 1:
         return False

@@ -52,7 +52,7 @@ def _ancestors(group: str) -> list[str]:
 
 
 def allow_open_files(more: int, rule: str, instead: str) -> None:
-    """Raise the limit of open files of this process and its workers by `more`, if need be.
+    """Raise the soft limit of open files, which workers inherit, until `more` of them can be opened.
 
     ValueError if the system allows fewer; its text begins with `rule` and ends with what to use `instead`.
     """

@@ -18,7 +18,7 @@ from a2c.processes.errors import WorkerError, worker_error
 from a2c.processes.start import START_TIMEOUT, WORKER_NAME, end_processes, prepare_worker, without_main, worker_context
 from a2c.processes.watchdog import Watchdog
 
-TICK = 0.5  # seconds that one wait counts at most, so that time in which this process was suspended (Ctrl-Z) does not
+TICK = 0.5  # most seconds that one wait counts for: time while this process is suspended (Ctrl-Z) does not
 DONE = "done"  # the last message of a worker whose work has returned
 
 
@@ -38,7 +38,7 @@ class WorkerPool:
     ) -> None:
         self.timeout = timeout
         self.pipes: dict[Connection, int] = {}  # of the workers that are not done; their numbers
-        self.waited: dict[int, float] = {}  # seconds since the last message of each worker
+        self.waited: dict[int, float] = {}  # seconds since each worker's last message; below 0 while it may start
         self.received_at = time.perf_counter()
         self.processes: list[BaseProcess] = []
         self.watchdog = Watchdog(timeout, lambda: self.processes, "a worker")
@@ -99,7 +99,7 @@ class WorkerPool:
         return list(first.values())
 
     def reply(self, numbers: Container[int], message: Any) -> None:
-        """Reply with `message` to the workers in `numbers`, which wait in `pipe.recv()` after their own."""
+        """Reply with `message` to the workers in `numbers`, which wait in `pipe.recv()` after sending theirs."""
         for pipe, number in self.pipes.items():
             if number in numbers:
                 self.waited[number] = 0.0  # until now it could not send anything

@@ -18,7 +18,7 @@ CALM = 2.0  # seconds after a KeyboardInterrupt in which another SIGINT raises n
 
 
 class StopRequest:
-    """`number` of the signal that asked to stop, 0 while there was none; `by_caller`: the program that trains did."""
+    """`number` of the signal that asked to stop, 0 while there was none; `by_caller`: the program that trains asked."""
 
     number = 0
     by_caller = False
@@ -55,7 +55,7 @@ class StopRequest:
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
     """Record the first of `SIGNALS` in `request`; a second SIGINT raises KeyboardInterrupt.
 
-    Does nothing outside the main thread, which alone may handle signals in Python. nohup's ignored SIGHUP stays so.
+    Does nothing outside the main thread, which alone may handle signals in Python. SIGHUP stays ignored under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

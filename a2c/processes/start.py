@@ -75,8 +75,8 @@ def prepare_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def same_modules() -> dict[str, str]:
-    """Variables for a `python -P` that finds the modules of this process, and no others in the working directory."""
+def module_environ() -> dict[str, str]:
+    """Environment variables for a `python -P` that finds the modules of this process, none of the working directory."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 

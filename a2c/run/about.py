@@ -80,7 +80,7 @@ def run_facts(compute: Compute) -> dict[str, Any]:
     started = {"-c": ["python", "-c", "..."], "__main__.py": ["python", "-m", Path(program).parent.name]}
     name = Path(program).name
     more = {"device": str(compute.device), "precision": compute.precision_name, "threads": compute.threads}
-    more |= {"cuda_graphs": compute.replays, "ranks": compute.ranks.size}
+    more |= {"cuda_graphs": compute.cuda_graphs, "ranks": compute.ranks.size}
     return _facts(shlex.join([*started.get(name, [name]), *args]), more, gpu=compute.device.type == "cuda")
 
 

@@ -1,4 +1,4 @@
-"""Evaluations beside a run: a process of the lowest priority plays the policies that the run keeps."""
+"""Evaluations during a run: a process of the lowest priority plays the policies that the run keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from a2c.config.config import Config
 from a2c.metrics.files import CsvTable
 from a2c.metrics.results import EVALUATION_COLUMNS, read_evaluations
-from a2c.processes.start import same_modules
+from a2c.processes.start import module_environ
 
 # Everything that the run has to do goes first. The process is killed with `close`, or ends with its input, however
 # the run ends; Ctrl-C does not reach it.
@@ -24,7 +24,7 @@ class Evaluator:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, env_steps: int) -> None:
-        """Start it, at `env_steps` of the run; later rows are dropped. OSError if no process can be started."""
+        """Start the process, at `env_steps` of the run; later rows are dropped. OSError if it cannot be started."""
         if not self.config.eval_every:
             path = self.run_dir / "evaluations.csv"  # of an earlier session, or of `a2c compare`
             if path.exists():
@@ -36,12 +36,12 @@ class Evaluator:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=same_modules(),
+            env=module_environ(),
             process_group=0,  # no session of its own: Linux weighs sessions against each other before their niceness
         )
 
     def rewind(self, env_steps: int) -> None:
-        """Start it anew at `env_steps`, to which the run goes back; later rows are dropped."""
+        """Start the process anew at `env_steps`, to which the run goes back; later rows are dropped."""
         if self.config.eval_every:
             self.close()
             self.start(env_steps)
@@ -60,10 +60,10 @@ class Evaluator:
     def messages(self) -> list[str]:
         """What there is to tell: that it has ended by itself."""
         status = self.process.poll() if self.process else None
-        return [f"evaluations.csv is not complete: its process has ended with exit status {status}"] if status else []
+        return [f"evaluations.csv is incomplete: its process ended with exit status {status}"] if status else []
 
     def close(self) -> None:
-        """End it, whatever it does. May be called twice."""
+        """End the process, whatever it does. May be called twice."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()

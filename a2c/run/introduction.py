@@ -35,7 +35,7 @@ def _computing(compute: Compute) -> str:
     """Threads and ranks, and on a GPU whether there are CUDA graphs."""
     threads = _count(compute.threads, "thread")
     ranks = f" on each of {compute.ranks.size} ranks" if compute.ranks.size > 1 else ""
-    graphs = f", {'' if compute.replays else 'no '}CUDA graphs" if compute.device.type == "cuda" else ""
+    graphs = f", {'' if compute.cuda_graphs else 'no '}CUDA graphs" if compute.device.type == "cuda" else ""
     return threads + ranks + graphs
 
 

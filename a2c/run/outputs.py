@@ -86,7 +86,7 @@ class RunOutputs:
         try:
             write_run_facts(path, compute, new=self.config.resume is None)
         except Exception as error:
-            self.message(f"{path} is not written: {error}")
+            self.message(f"{path} could not be written: {error}")
 
     def message(self, text: str, once: bool = False) -> None:
         """Show one line; `once`: only the first time in this run."""
@@ -131,7 +131,7 @@ class RunOutputs:
         self.display.show(row)
         if row.get("entropy", math.inf) < COLLAPSED * self.uniform_entropy:
             self.message(
-                f"the policy's entropy has fallen under {COLLAPSED:.0%} of a uniform policy's: it hardly explores any "
+                f"the policy's entropy has fallen below {COLLAPSED:.0%} of a uniform policy's: it hardly explores any "
                 "more; if the score is poor, try a higher entropy_coef or a lower learning_rate",
                 once=True,
             )
@@ -208,7 +208,7 @@ class RunOutputs:
         try:
             self._attempt(lambda: draw_curve(self.run_dir, title, self.config.target_score))
         except Exception as error:  # episodes.csv has been edited, a score is too large to draw, and so on
-            self.message(f"curve.png is not drawn: {error}", once=True)
+            self.message(f"curve.png could not be drawn: {error}", once=True)
         self.drawn_at = time.perf_counter()
         self.drawing = self.drawn_at - began
 

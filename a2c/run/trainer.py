@@ -44,7 +44,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, *, network: NetworkFn | None = None, env_fn: EnvFn | None = None) -> None:
-        """`network(input_shape, n_actions)` makes a network as described in `a2c.networks`, instead of a2c's.
+        """`network(input_shape, n_actions)` makes a network as described in `a2c.networks`, instead of a built-in one.
 
         `env_fn()` makes an environment, instead of the id `config.env`; see `register_env`.
         """
@@ -94,7 +94,7 @@ class Trainer:
     def resume(
         cls, run_dir: str | Path, *, network: NetworkFn | None = None, env_fn: EnvFn | None = None, **settings: Any
     ) -> Trainer:
-        """Continue the run in `run_dir` with its own settings, changed by `settings`; ValueError if it cannot be."""
+        """Continue the run in `run_dir` with its own settings, changed by `settings`; ValueError if it cannot go on."""
         config = replace(saved_config(run_dir), resume=Path(run_dir), **settings)
         return cls(config, network=network, env_fn=env_fn)
 
@@ -105,9 +105,10 @@ class Trainer:
     def run(self) -> TrainingResult:
         """Train until the target, the budget or a signal. Call it once.
 
-        Raises ValueError (the directory is in use), WorkerError (an environment fails again and again),
-        FloatingPointError (logits, a loss, a gradient or a parameter is NaN or infinite), OSError (the last checkpoint
-        cannot be written), RuntimeError (it has run before) or KeyboardInterrupt (a second SIGINT).
+        Raises ValueError (the directory is in use, or, as CheckpointError, saved episodes are damaged), WorkerError (an
+        environment fails again and again), RankError (torchrun: a rank is lost), FloatingPointError (logits, a loss, a
+        gradient or a parameter is NaN or infinite), OSError (the last checkpoint cannot be written), RuntimeError (it
+        has run before) or KeyboardInterrupt (a second SIGINT).
         """
         with stop_on_signals(self.stop):
             for _ in self:
@@ -115,7 +116,7 @@ class Trainer:
         return self.result()
 
     def __iter__(self) -> Iterator[Progress]:
-        """Train as `run` does, and say after each step where the run is.
+        """Train as `run` does, yielding a `Progress` after each step.
 
         Leaving the loop ends the run with a checkpoint, as a signal does. Between two steps signals are the caller's.
         """

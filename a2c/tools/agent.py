@@ -36,7 +36,7 @@ class Agent:
     def act(self, obs: np.ndarray, starts: np.ndarray | bool = False) -> np.ndarray | int:
         """The action for one observation `obs_shape`, or `[N]` int64 actions for a batch `[N, *obs_shape]`.
 
-        `starts`, or `[N]` of them: the observation begins an episode, which matters to a recurrent policy alone. A
+        `starts`, or `[N]` of them: the observation begins an episode, which matters only to a recurrent policy. A
         first call, or one with another N, begins episodes anyway. Raises ValueError for observations or starts of
         another shape and for pixels that are not uint8, FloatingPointError if the network's outputs are NaN or
         infinite.
@@ -73,9 +73,9 @@ def load(
 ) -> Agent:
     """The frozen policy of a run, of a directory with an exported one, or of a checkpoint.
 
-    `checkpoint`, `network`, `env_fn`: as in `evaluate`, and so are ValueError, CheckpointError and WorkerError. It
-    samples actions with the seed `seed`, or takes the most likely ones (`greedy`). It computes in float32, on the CPU
-    or, with `cuda`, on the GPU where there is one.
+    `checkpoint`, `network`, `env_fn`: as in `evaluate`, and so are ValueError, CheckpointError and WorkerError. The
+    agent samples actions with the seed `seed`, or takes the most likely ones (`greedy`). It computes in float32, on the
+    CPU or, with `cuda`, on the GPU where there is one.
     """
     loaded = load_policy(run_dir, checkpoint, cuda, Custom(network, env_fn))
     return Agent(loaded, cuda_device() if cuda and torch.cuda.is_available() else "cpu", greedy, seed)

@@ -72,7 +72,7 @@ def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
     print_table(summaries)
     for run in runs:
         if run.name in unreadable:
-            print(f"{run.name} has no results: {unreadable[run.name]}; without its directory it is trained anew")
+            print(f"{run.name} has no results: {unreadable[run.name]}; remove its directory to train it again")
         elif (code := codes[run.name]) not in (0, OUT_OF_TIME):
             log = out / f"{run.name}.log"
             print(

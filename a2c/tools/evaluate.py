@@ -1,4 +1,4 @@
-"""Evaluate: play episodes with the frozen policy of a run, and report their true scores."""
+"""Evaluate: play episodes with the frozen policy of a run, and report their unclipped scores."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CODE = "import sys; from a2c.tools.frozen import main; sys.exit(main(*sys.argv[1
 
 
 def command(run_dir: Path, target: float, threads: int) -> list[str]:
-    """The command line of a process that calls `evaluate_kept`, to be started with the variables of `same_modules`."""
+    """The command line of a process that calls `evaluate_kept`, to be started with the `module_environ`."""
     return [sys.executable, "-P", "-c", CODE, str(run_dir), str(target), str(threads)]
 
 
@@ -73,7 +73,7 @@ def follow_main(run_dir: str, every: str, episodes: str, after: str) -> None:
 
 
 class Evaluations:
-    """Evaluates the policies that a run keeps meanwhile, and writes a row of evaluations.csv for each.
+    """Evaluates the policies that a run keeps while it trains, and writes a row of evaluations.csv for each.
 
     `every`: env_steps between two of them; `after`: the run starts or continues at these env_steps, and rows after
     them are dropped, or OSError if the disk refuses that. Later, rows wait for a disk that refuses them.

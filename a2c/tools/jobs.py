@@ -21,7 +21,7 @@ from a2c.metrics.console import QuietConsole
 from a2c.metrics.files import read_object, write_atomically
 from a2c.metrics.text import format_duration
 from a2c.processes.signals import StopRequest, stop_on_signals
-from a2c.processes.start import same_modules
+from a2c.processes.start import module_environ
 from a2c.run.checkpoint import LATEST
 from a2c.run.run_dir import InUse, RunLock
 from a2c.tools.frozen import command
@@ -85,7 +85,7 @@ class Jobs:
         self.lock = threading.Lock()  # of what the threads share
 
     def is_finished(self, run: Run) -> bool:
-        """Whether a run needs no process any more: it has ended well, where it shall stop or later."""
+        """Whether a run needs no process any more: it has ended without an error, where it shall stop or later."""
         stopped, stop = self.recorded(run, "stop_after"), run.config.stop_after  # 0: at its end
         far_enough = stopped is not None and (stopped == 0 or 0 < stop <= stopped)
         return self.recorded(run, "exit_status") == 0 and far_enough and (self.out / run.name / LATEST).exists()
@@ -191,7 +191,7 @@ class Jobs:
         with open(log, "ab") as file:
             file.write(f"--- {title}\n".encode())
             file.flush()
-            environ = {name: text for name, text in same_modules().items() if name not in TERMINAL}
+            environ = {name: text for name, text in module_environ().items() if name not in TERMINAL}
             with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environ) as process:
                 with self.lock:
                     self.running.add(process)

@@ -20,7 +20,7 @@ from a2c.run.checkpoint import BEST, LATEST, CheckpointError, load_checkpoint, m
 
 
 class Custom(NamedTuple):
-    """What the `Trainer` of a run was given that is not a2c's, and that no checkpoint holds."""
+    """What the `Trainer` of a run was given that is not built in, and that no checkpoint holds."""
 
     network: NetworkFn | None = None
     env_fn: EnvFn | None = None

@@ -15,7 +15,7 @@ NAMED = (  # settings in the card
 LIMITS = (
     "Number of seeds: 1. Another seed may need several times as many decisions, or end with another score, so this run "
     "alone does not rank settings or algorithms. The policy knows this environment with this preprocessing only, and "
-    "acts by sampling: its most likely actions alone may score less."
+    "acts by sampling: greedy actions may score lower."
 )
 
 
@@ -47,7 +47,7 @@ def _training_data(settings: dict[str, Any], summary: Mapping[str, str]) -> str:
         f"a lost life {'is' if settings.get('terminal_on_life_loss') is True else 'is not'} terminal for the learner",
     ]
     if clip := number_in(settings, "reward_clip"):
-        protocol.append(f"rewards that are learned from clipped at {clip:g} (scores are not)")
+        protocol.append(f"training rewards clipped at {clip:g} (scores are not)")
     return f"{text} Protocol: {'; '.join(protocol)}."
 
 

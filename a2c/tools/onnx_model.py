@@ -65,7 +65,7 @@ class _Feedforward(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        normalizer = getattr(net, "normalizer", None)  # which a network that is not a2c's may not have
+        normalizer = getattr(net, "normalizer", None)  # which a custom network may not have
         if isinstance(normalizer, FrameNorm):
             net.normalizer = _FixedFrameNorm(normalizer)
         self.net = net.requires_grad_(False).eval()
@@ -182,4 +182,5 @@ def _compare(module: _Feedforward, content: bytes, calls: Sequence[tuple[Tensor,
         for name, ours, theirs in zip(OUTPUTS, expected, found, strict=False):
             if not np.allclose(theirs, ours, rtol=TOLERANCE, atol=TOLERANCE):
                 worst = float(np.abs(theirs - ours).max())
-                raise FloatingPointError(f"{name} of onnxruntime must be torch's within {TOLERANCE}, differ by {worst}")
+                rule = f"{name} of onnxruntime must match torch's within {TOLERANCE}"
+                raise FloatingPointError(f"{rule}, got a difference of {worst}")

@@ -1,4 +1,4 @@
-"""Plot: one metric of many runs in one picture; runs that differ in the seed alone share a line and a band."""
+"""Plot: one metric of many runs in one picture; runs that differ only in the seed share a line and a band."""
 
 from __future__ import annotations
 

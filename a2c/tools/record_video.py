@@ -60,10 +60,10 @@ def record_video(
 ) -> list[RecordedEpisode]:
     """Play episodes with the run's policy and write their pictures, one per decision, to `out`.
 
-    Episode i has the seed `seed + i`. `episodes` of them follow each other in the video; with `best_of`, as many are
-    played, and the one with the highest score is played again for the video. Each ends after `max_length` decisions
-    where it has not ended before. `overlay` draws value estimate and action probabilities beside the picture. `watch`
-    is called after each decision. `checkpoint`, `greedy`, `network` and `env_fn`: as in `evaluate`.
+    Episode i has the seed `seed + i`. `episodes` of them follow each other in the video; with `best_of`, that many are
+    played, and the best is played again for the video. Each ends after `max_length` decisions where it has not ended
+    before. `overlay` draws value estimate and action probabilities beside the picture. `watch` is called after each
+    decision. `checkpoint`, `greedy`, `network` and `env_fn`: as in `evaluate`. Returns the episodes in the video.
 
     `out` ends in `.mp4`, `.gif` or `.webp`; it is replaced when the video is complete. Raises ValueError for another
     ending, a missing directory or package, bad arguments, or an environment that is unknown here or cannot be rendered,

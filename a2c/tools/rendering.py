@@ -20,7 +20,7 @@ NO_PICTURE = np.empty((0, 0, 3), np.uint8)
 
 @contextmanager
 def without_window() -> Iterator[None]:
-    """SDL, with which classic control draws, looks for no screen and no sound in this context, unless it is told to."""
+    """In this context SDL, with which classic control draws, opens no display and no audio, unless it is told to."""
     ours = [name for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER") if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "dummy"))
     try:

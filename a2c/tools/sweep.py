@@ -22,7 +22,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}  # of a budget of wall time, in seconds
 
 
 class Round(NamedTuple):
-    """How many of the best settings it trains, and where their runs stop: what comes first."""
+    """How many of the best settings it trains, and where their runs stop, whichever comes first."""
 
     settings: int
     share: float  # of a run's total_env_steps

@@ -13,7 +13,7 @@ from a2c.cli.flags import parse_config
 from a2c.compute.compute import Compute
 from a2c.compute.graphs import EagerReplay
 from a2c.config.config import Config
-from a2c.config.resolve import can_replay
+from a2c.config.resolve import allows_cuda_graphs
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.trainer import Trainer
 
@@ -32,7 +32,7 @@ def _as_on_a_gpu(monkeypatch):
 
     def replaying(self, config, ranks=None):
         init(self, config, ranks)
-        self.replays = can_replay(config)
+        self.cuda_graphs = allows_cuda_graphs(config)
 
     monkeypatch.setattr(Compute, "__init__", replaying)
 
@@ -129,8 +129,8 @@ def test_a_replayed_run_and_a_plain_one_continue_each_other(tmp_path):
 
 
 def test_what_can_be_replayed():
-    assert can_replay(Config()) and can_replay(Config.from_preset("pong-fast"))
+    assert allows_cuda_graphs(Config()) and allows_cuda_graphs(Config.from_preset("pong-fast"))
     others = [{"cuda_graphs": False}, {"algorithm": "a3c"}, {"algorithm": "ga3c"}, {"shuffle": False}]
     others += [{"optimizer": "rmsprop"}, {"network": "lstm"}, {"network": "custom"}]
     others += [{"sliding_batch": 32, "gae_lambda": 1.0, "num_minibatches": 1, "epochs": 1}]
-    assert not any(can_replay(Config(**settings)) for settings in others)
+    assert not any(allows_cuda_graphs(Config(**settings)) for settings in others)

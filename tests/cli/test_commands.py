@@ -19,7 +19,7 @@ from a2c.cli.flags import parse_command, parse_config
 from a2c.config.config import PRESETS, Config
 from a2c.learner import Learner
 from a2c.processes.errors import REPORTED_BY, RankError, WorkerError
-from a2c.processes.start import same_modules
+from a2c.processes.start import module_environ
 from a2c.run.checkpoint import load_checkpoint
 from a2c.run.run_dir import RunLock
 
@@ -121,7 +121,7 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["evaluate", ".", "--seed", "2000000001"], ["seed must be at least 0 and at most 2000000000"]),
         (["plot", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),
         (["record", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),
-        (["train", "--env", "mine:X-v0"], ["env must be", "a module cannot be named"]),
+        (["train", "--env", "mine:X-v0"], ["env must be", "module:id is not supported"]),
         (["train", "--env", "custom/maze-v0"], ["env must be", "it was made by env_fn"]),
         (["train", "--preset", "pong-fats"], ["preset must be one of", "did you mean pong-fast?"]),
         (["train", "--gamma", "2"], ["error: gamma must be at least 0.0 and at most 1.0, got 2.0"]),
@@ -155,7 +155,7 @@ def test_train_names_the_nearest_flag_whatever_the_terminal_can_draw(encoding, f
 
 def test_a_reader_that_has_ended_is_no_error():
     code = f"{sys.executable} -m a2c evaluate --help | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, env=same_modules())
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, env=module_environ())
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -287,7 +287,7 @@ def test_a_run_of_a_comparison_imports_nothing_of_the_working_directory(tmp_path
     for name in ("json", "random", "a2c"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*cli.TRAIN, "--help"], **pipes, env=same_modules(), cwd=tmp_path) as process:
+    with subprocess.Popen([*cli.TRAIN, "--help"], **pipes, env=module_environ(), cwd=tmp_path) as process:
         assert b"--rollout-steps" in process.stdout.read() and process.wait(60) == 0
         assert process.stderr.read() == b"" and not (tmp_path / "executed").exists()
 

@@ -224,6 +224,6 @@ def test_only_a_single_rank_on_a_gpu_replays(monkeypatch):
     for gpu, ranks in ((True, 1), (False, 1), (True, 2)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         with closing(Compute(Config(cuda=True, precision="float32"), Ranks(Place(0, ranks, 0, ranks)))) as compute:
-            found.append(compute.replays)
+            found.append(compute.cuda_graphs)
     with closing(Compute(Config(precision="float32"))) as compute:
-        assert found == [True, False, False] and not compute.replays
+        assert found == [True, False, False] and not compute.cuda_graphs

@@ -1,4 +1,4 @@
-"""Replays: over memory that stays where it is, in the right order, and preparing one leaves no trace."""
+"""Replays: over static buffers, in the right order, and preparing one leaves no trace."""
 
 import contextlib
 import gc

@@ -52,7 +52,7 @@ def _no_tf32():
 def trained(folder, flags):
     """The last checkpoint of a run, which has replays or not, as `flags` say."""
     run = Trainer(parse_config([*flags, "--run-dir", str(folder)]))
-    assert run.compute.replays is ("--no-cuda-graphs" not in flags)
+    assert run.compute.cuda_graphs is ("--no-cuda-graphs" not in flags)
     assert run.run().exit_code == 0
     return load_checkpoint(folder / "latest.pt")
 
@@ -88,8 +88,8 @@ def test_an_update_on_the_gpu_is_that_of_the_cpu(graphs):
         config = resolve(replace(config, cuda=cuda, cuda_graphs=graphs), (4, 84, 84))
         with closing(Compute(config)) as compute:
             learner = Learner(config, spaces((4, 84, 84), 6, stacked=True), compute)
-            assert compute.replays is (cuda and graphs)
-            if compute.replays:
+            assert compute.cuda_graphs is (cuda and graphs)
+            if compute.cuda_graphs:
                 learner.replace_step(CapturedSteps(learner))
             rollout = random_rollout(6, 8, (4, 84, 84))
             learner.update_normalizer(rollout.obs.to(compute.device))
@@ -158,7 +158,7 @@ def test_a_run_resumes_on_the_gpu(graphs, tmp_path):
 def test_a_run_uses_the_gpu_and_learns(flags, tmp_path):
     flags = ["--preset", "cartpole", "--no-progress", "--cuda", "--total-env-steps", "20000", *flags]
     run = Trainer(parse_config([*flags, "--run-dir", str(tmp_path / "run")]))
-    assert run.compute.replays is ("--shuffle" in flags)
+    assert run.compute.cuda_graphs is ("--shuffle" in flags)
     assert {str(parameter.device) for parameter in run.learner.net.parameters()} == {CUDA}
     assert run.run().exit_code == 0 and run.scores.mean > 15
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from a2c.compute.compute import Compute
 from a2c.config.config import Config
-from a2c.config.resolve import can_replay
+from a2c.config.resolve import allows_cuda_graphs
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -133,7 +133,7 @@ class DeviceCompute(Compute):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.device, self.replays = DEVICE, can_replay(config)
+        self.device, self.cuda_graphs = DEVICE, allows_cuda_graphs(config)
 
     def map(self, function: Callable[..., Any], *items: Any) -> list[Any]:
         return [function(*arguments) for arguments in zip(*items, strict=True)]

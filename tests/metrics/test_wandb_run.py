@@ -98,7 +98,7 @@ def test_a_run_that_is_not_logged_in_says_so_once_and_goes_on(tmp_path, capsys, 
     monkeypatch.setenv("WANDB_MODE", "online")
     assert Trainer(tiny(tmp_path / "run", wandb=True, log_every=1e-6)).run().exit_code == 0
     out = capsys.readouterr().out
-    assert out.count("wandb:") == 1 and "not logged any more (not logged in: use `wandb login`" in out
+    assert out.count("wandb:") == 1 and "logging has stopped (not logged in: use `wandb login`" in out
     assert len(rows(tmp_path / "run" / "metrics.csv")) == 6
 
 
@@ -210,7 +210,7 @@ def test_send_tells_what_fails():
     told = []
     send([], told.append)
     send(["nonsense"], told.append)
-    assert len(told) == 2 and all(text.startswith("wandb: this run is not logged any more (") for text in told)
+    assert len(told) == 2 and all(text.startswith("wandb: logging has stopped (") for text in told)
 
 
 def test_send_leaves_out_the_rows_that_a_resumed_run_replays(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from a2c.processes.errors import WorkerError, is_no_memory, raising_worker_error, worker_error
+from a2c.processes.errors import WorkerError, is_out_of_memory, raising_worker_error, worker_error
 
 
 def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
@@ -11,7 +11,7 @@ def test_worker_error_is_one_line_with_the_traceback_of_the_environment():
     assert str(error) == "an environment failed: ValueError: the pole broke" and error.trace == trace
     assert (
         str(worker_error(EOFError(), "a worker"))
-        == "the process of a worker died (killed, perhaps because memory ran out)"
+        == "the process of a worker died, perhaps killed because memory ran out"
     )
     assert str(worker_error(KeyError("x"))) == "an environment failed: KeyError: 'x'"
 
@@ -29,8 +29,10 @@ def test_raising_worker_error_turns_all_errors_but_the_named_ones_into_worker_er
 
 def test_memory_has_run_out_where_the_last_error_says_so_and_not_where_a_process_has_died():
     trace = "Traceback (most recent call last):\n  CUDA out of memory\nValueError: no such level\n"
-    assert is_no_memory(MemoryError()) and is_no_memory(RuntimeError("CUDA out of memory."))
-    assert is_no_memory(worker_error(MemoryError())) and not is_no_memory(RuntimeError("ReplayMemoryError"))
-    assert is_no_memory(WorkerError("the predictor failed: OutOfMemoryError: CUDA out of memory."))
-    assert not is_no_memory(RuntimeError("shapes differ")) and not is_no_memory(worker_error(RuntimeError(trace)))
-    assert not is_no_memory(worker_error(EOFError(), "a worker"))
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("CUDA out of memory."))
+    assert is_out_of_memory(worker_error(MemoryError())) and not is_out_of_memory(RuntimeError("ReplayMemoryError"))
+    assert is_out_of_memory(WorkerError("the predictor failed: OutOfMemoryError: CUDA out of memory."))
+    assert not is_out_of_memory(RuntimeError("shapes differ")) and not is_out_of_memory(
+        worker_error(RuntimeError(trace))
+    )
+    assert not is_out_of_memory(worker_error(EOFError(), "a worker"))

@@ -121,4 +121,4 @@ def test_no_run_ends_because_of_its_about_json(trouble, tmp_path, monkeypatch, c
     else:
         (tmp_path / "run" / "about.json").mkdir(parents=True)
     assert Trainer(tiny(tmp_path / "run", total_env_steps=80)).run().exit_code == 0
-    assert "about.json is not written" in capsys.readouterr().out
+    assert "about.json could not be written" in capsys.readouterr().out

@@ -263,7 +263,7 @@ def test_own_network_must_be_given_again(tmp_path, capsys):
 
 def test_no_network_is_given_for_one_of_a2cs(tmp_path):
     a2c.Trainer(tiny(tmp_path / "run", stop_after=80)).run()
-    with pytest.raises(CheckpointError, match="it is of network mlp, which is a2c's: leave out network"):
+    with pytest.raises(CheckpointError, match="it is the built-in network mlp: leave out the argument network"):
         a2c.load(tmp_path / "run", network=TwoLayers)
 
 
@@ -318,7 +318,7 @@ def test_own_network_of_a3c_must_be_importable(tmp_path):
     class Local(TwoLayers):
         pass
 
-    with pytest.raises(ValueError, match="network must be a class that workers of a3c can import"):
+    with pytest.raises(ValueError, match="network must be a class that a3c workers can import from a module"):
         a2c.Trainer(tiny(tmp_path / "run", algorithm="a3c"), network=Local)
 
 

@@ -72,7 +72,7 @@ def test_a_run_goes_on_when_the_process_dies(without, tmp_path, capsys):
         if rollouts == 2:
             os.kill(trainer.outputs.evaluator.process.pid, signal.SIGKILL)
             trainer.outputs.evaluator.process.wait()
-        told.append(capsys.readouterr().out.count("evaluations.csv is not complete: its process has ended"))
+        told.append(capsys.readouterr().out.count("evaluations.csv is incomplete: its process ended"))
 
     after_rollout(trainer, kill)
     assert trainer.run().exit_code == 0

@@ -33,10 +33,10 @@ def test_introduction_of_an_atari_game_says_protocol_algorithm_network_device_an
 def test_introduction_says_on_a_gpu_whether_there_are_cuda_graphs():
     for replays, text in ((True, "2 threads, CUDA graphs"), (False, "2 threads, no CUDA graphs")):
         compute = SimpleNamespace(
-            device=torch.device("cuda:0"), threads=2, replays=replays, ranks=SimpleNamespace(size=1)
+            device=torch.device("cuda:0"), threads=2, cuda_graphs=replays, ranks=SimpleNamespace(size=1)
         )
         assert introduction._computing(compute) == text
-    compute = SimpleNamespace(device=torch.device("cpu"), threads=2, replays=False, ranks=SimpleNamespace(size=4))
+    compute = SimpleNamespace(device=torch.device("cpu"), threads=2, cuda_graphs=False, ranks=SimpleNamespace(size=4))
     assert introduction._computing(compute) == "2 threads on each of 4 ranks"
 
 

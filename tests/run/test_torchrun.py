@@ -165,7 +165,7 @@ def test_a_killed_rank_ends_the_others_with_a_line_that_names_it(tmp_path):
     began = time.monotonic()
     output = finished(process)
     assert time.monotonic() - began < 20 and process.returncode != 0
-    assert output.count("error: rank 3 has ended or does not answer; the newest checkpoint is kept") == 1
+    assert output.count("error: lost rank 3, which ended or did not answer; the last checkpoint is kept") == 1
 
 
 def test_ranks_whose_torchrun_is_killed_stop_with_a_checkpoint(tmp_path):

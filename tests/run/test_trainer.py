@@ -262,7 +262,7 @@ def test_trainer_warns_once_of_a_policy_that_hardly_explores(tmp_path, capsys):
         trainer.learner.net.policy[-1].bias.copy_(torch.tensor([20.0, 0.0]))
     assert trainer.run().exit_code == 0
     out = capsys.readouterr().out
-    assert out.count("entropy has fallen under 5% of a uniform policy's") == 1
+    assert out.count("entropy has fallen below 5% of a uniform policy's") == 1
 
 
 def test_trainer_without_clipping_reports_gradients(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from disks import Disk
 from runs import tiny
 
-from a2c.processes.start import same_modules
+from a2c.processes.start import module_environ
 from a2c.run.checkpoint import CheckpointError
 from a2c.run.policies import kept_policies
 from a2c.run.trainer import Trainer
@@ -121,7 +121,7 @@ def test_means_are_those_of_evaluate(run_dir):
 
 
 def test_its_process_ends_when_its_input_is_closed(run_dir):
-    with subprocess.Popen(frozen.command(run_dir, np.inf, 1), stdin=subprocess.PIPE, env=same_modules()) as process:
+    with subprocess.Popen(frozen.command(run_dir, np.inf, 1), stdin=subprocess.PIPE, env=module_environ()) as process:
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGTERM and not (run_dir / "evaluations.csv").exists()
 
@@ -129,7 +129,7 @@ def test_its_process_ends_when_its_input_is_closed(run_dir):
 def test_its_process_imports_nothing_of_the_working_directory(run_dir, tmp_path, monkeypatch):
     for name in ("json", "torch", "a2c"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
-    arguments = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "env": same_modules(), "cwd": tmp_path}
+    arguments = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "env": module_environ(), "cwd": tmp_path}
     with subprocess.Popen(frozen.command(tmp_path, np.inf, 1), **arguments) as process:
         process.communicate(timeout=120)
     assert process.returncode and not (tmp_path / "executed").exists()

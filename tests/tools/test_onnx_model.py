@@ -114,7 +114,7 @@ def test_export_command_refuses_a_model_that_differs_and_leaves_no_file(cartpole
     monkeypatch.setattr(module, "_converted", wrong)
     assert cli.main(["export", str(cartpole), str(tmp_path / "policy.onnx")]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: values of onnxruntime must be torch's within 0.0001") and error.count("\n") == 1
+    assert error.startswith("error: values of onnxruntime must match torch's within 0.0001") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -104,7 +104,7 @@ def test_a_long_run_is_thinned_out_and_its_page_stays_small(tmp_path):
     assert {len(values) for table in ("episodes", "metrics") for values in data[table].values()} == {POINTS}
     assert data["episodes"]["env_steps"][-1] == 400_000 and data["episodes"]["score"][0] == 0
     assert len(text.encode()) < 8_000_000  # of these, plotly takes 4.8 million
-    assert "episode.gif has 5.0 MB, too many for this page" in text
+    assert "episode.gif is 5.0 MB, too large for this page" in text
 
 
 @pytest.mark.parametrize(
