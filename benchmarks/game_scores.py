@@ -9,31 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from comparisons import RESULTS, about, measured, table
 
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
-# trained for 10 million decisions
-LONG = ("beamrider", "breakout", "enduro", "mspacman", "qbert", "seaquest", "spaceinvaders")
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
+LONG = sorted(GAMES - {"boxing", "freeway"})  # trained for 10 million decisions
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
     "30 no-ops (actions that do nothing) at the start. One seed each; 95 % intervals of the means over episodes.\n"
     "Human: the share of the way from a random player to a human.\n"
-    "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million{}.\n\n"
+    "[Zoo](results/README.md#zoo): RL Baselines3 Zoo, one run of 10 million.\n\n"
 )
-
-
-def after_10_million(*groups: Path) -> str:
-    """Games that were trained for 10 million decisions."""
-    return _tables(groups, None)
-
-
-def after_2_million(*groups: Path) -> str:
-    """Games that were trained for 2 million decisions, also beside the Zoo's scores after as many."""
-    return _tables(groups, zoo_at_2_million())
 
 
 def mean_scores(*groups: Path) -> str:
@@ -57,27 +45,24 @@ def game(figures: dict[str, Any]) -> str:
     return name
 
 
-def _tables(groups: Sequence[Path], early: dict[str, float] | None) -> str:
-    """A row per game, a table per commit and processor. Empty without a game. `early`: the Zoo's, by game, if any."""
-    header = ("game", "mean (interval)", "human", *(["Zoo A2C at 2 M"] if early is not None else []))
+def scores(*groups: Path) -> str:
+    """A row per game, a table per commit and processor. Empty without a game."""
+    header = ("game", "mean (interval)", "human", "Zoo A2C", "Zoo PPO")
     rows, decisions = dict[str, list[Sequence[str]]](), set[int]()
     for group in groups:
         figures = evaluation(group)
         decisions.add(figures["env_steps"])
-        rows.setdefault(measured([about(group)]), []).append(_row(group.name, figures, early))
-    parts = [line + table((*header, "Zoo A2C", "Zoo PPO"), part) for line, part in rows.items()]
+        rows.setdefault(measured([about(group)]), []).append(_row(group.name, figures))
+    parts = [line + table(header, part) for line, part in rows.items()]
     if len(decisions) > 1:
         raise ValueError(f"the games of a table must have as many decisions, got {sorted(decisions)}")
     steps = "".join(f"{count:,}" for count in decisions)
-    title = TITLE.format(steps, "; at 2 M: its training episodes' mean" if early is not None else "")
-    return title + "\n".join(parts) if groups else ""
+    return TITLE.format(steps) + "\n".join(parts) if groups else ""
 
 
-def _row(group: str, figures: dict[str, Any], early: dict[str, float] | None) -> Sequence[str]:
+def _row(group: str, figures: dict[str, Any]) -> Sequence[str]:
     name, published = game(figures), zoo(game(figures))
     cells = [_mean(figures["mean"], figures["interval"]), f"{figures['human_normalized']:.0%}"]
-    if early is not None:
-        cells.append(f"{early[name]:,.1f}" if name in early else "-")
     cells += [_mean(*published[algorithm]) if algorithm in published else "-" for algorithm in ("A2C", "PPO")]
     return f"[{name}](results/{group})", *cells
 
@@ -89,19 +74,10 @@ def _mean(mean: float, interval: Sequence[float]) -> str:
 
 def zoo(game: str) -> dict[str, tuple[float, Sequence[float]]]:
     """Mean score of RL Baselines3 Zoo after 10 million decisions of `game`, and its interval, by algorithm."""
-    scores = {}
+    published = {}
     with open(RESULTS / "zoo-scores.csv", newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["game"] == game:
                 mean, std, episodes = (float(row[name] or "nan") for name in ("mean", "std", "episodes"))
-                scores[row["algorithm"]] = mean, interval_of_moments(mean, std, episodes)
-    return scores
-
-
-def zoo_at_2_million() -> dict[str, float]:
-    """Mean scores of A2C's training episodes in RL Baselines3 Zoo that ended near 2 million decisions, per game."""
-    scores: dict[str, list[float]] = {}
-    with open(RESULTS / "zoo.csv", newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            scores.setdefault(row["game"], []).append(float(row["score"]))
-    return {game: float(np.mean(values)) for game, values in scores.items()}
+                published[row["algorithm"]] = mean, interval_of_moments(mean, std, episodes)
+    return published

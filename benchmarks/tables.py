@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from comparisons import RESULTS, learning, measured, search, table
-from game_scores import GAMES, LONG, after_2_million, after_10_million, mean_scores
+from game_scores import GAMES, LONG, mean_scores, scores
 from rank_tests import rank_tests
 from scaling_model import fit
 from trials import sticky_trials, trials
@@ -158,8 +158,8 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
         "mean-scores": (mean_scores, LONG),
-        "games": (after_10_million, LONG),
-        "more-games": (after_2_million, sorted(GAMES - set(LONG))),
+        "games": (scores, LONG),
+        "more-games": (scores, sorted(GAMES - set(LONG))),
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "avx2": (learning, ["pong-fast-avx2", "default-avx2"]),

@@ -55,9 +55,9 @@ a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 14 --threads 2 --jobs 1
 a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 15 --threads 2 --jobs 1
 a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 16 --threads 2 --jobs 1
+a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 17 --threads 2 --jobs 1 --target-score 22
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 10 --threads 1 --total-env-steps 2000000
-a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 0 --threads 1 --total-env-steps 2000000 --target-score 22
 
 # publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
 publish() {
@@ -68,22 +68,15 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in boxing breakout pong qbert; do
-    publish "$game" atari/seed-0 latest.pt
+for game in beamrider/13 boxing/0 breakout/0 enduro/12 freeway/10 mspacman/16 pong/17 qbert/0 seaquest/15 spaceinvaders/14; do
+    publish "${game%/*}" "atari/seed-${game#*/}" latest.pt
+done
+for game in boxing breakout freeway mspacman pong qbert seaquest; do
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
-publish freeway atari/seed-10 latest.pt
-publish enduro atari/seed-12 latest.pt
-publish beamrider atari/seed-13 latest.pt
-publish spaceinvaders atari/seed-14 latest.pt
-publish seaquest atari/seed-15 latest.pt
-publish mspacman atari/seed-16 latest.pt
-a2c record runs/results/seaquest --out runs/results/seaquest/film.webp
-a2c record runs/results/mspacman --out runs/results/mspacman/film.webp
-a2c record runs/results/freeway --out runs/results/freeway/film.webp
-a2c record runs/results/enduro --out runs/results/enduro/film.webp --max-length 1200  # whole: 4 MB
-a2c record runs/results/beamrider --out runs/results/beamrider/film.webp --max-length 1200
-a2c record runs/results/spaceinvaders --out runs/results/spaceinvaders/film.webp --max-length 1200
+for game in beamrider enduro spaceinvaders; do  # a whole episode of Enduro would take 4 MB
+    a2c record "runs/results/$game" --out "runs/results/$game/film.webp" --max-length 1200
+done
 
 for out in runs/results/*; do
     python benchmarks/keep.py "$out" "results/$(basename "$out")"
