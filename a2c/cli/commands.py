@@ -57,6 +57,8 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         return exit_with(code, at_once=True) if find_place().size > 1 else code
 
     def answer(*args: P.args, **kwargs: P.kwargs) -> int:
+        with contextlib.suppress(AttributeError):  # there is no output, or one without an encoding
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # it may lack letters of a path
         try:
             return command(*args, **kwargs)
         except ValueError as error:

@@ -25,6 +25,7 @@ ALIASES = {"--lr": "--learning-rate"}
 INTEGERS = {
     name for kind in COMMANDS.values() for name, hint in get_type_hints(kind).items() if hint in (int, int | None)
 }
+NO_NUMBER = re.compile("Error parsing (--[a-z-]+): (invalid literal for int|could not convert string to float|no type)")
 TRAIN = "Train an agent."
 HELP = (
     "Train, evaluate and record actor-critic agents. `a2c COMMAND --help` lists the options of a command, "
@@ -52,10 +53,15 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
     """
     args = spell_out(args)
     name = args[0] if args else ""
+    if not args:
+        raise ValueError(f"command must be one of {', '.join(COMMANDS)}; a2c --help explains them")
     if name not in ("-h", "--help") and not name.startswith("--tyro-"):  # the latter: shell completion
         check_choice("command", name, tuple(COMMANDS))
     defaults = _defaults(args if name == "train" else [])
-    args = _full_help("a2c train", args, defaults) if name == "train" else args
+    if name == "train":
+        args = _full_help("a2c train", args, defaults)
+    elif "--help-all" in args:  # of train alone
+        args = [name, "--help"]
     notes = {command: tyro.conf.subcommand(command) for command in COMMANDS}
     notes["train"] = tyro.conf.subcommand("train", default=defaults, description=TRAIN)
     commands = reduce(or_, (Annotated[kind, notes[command]] for command, kind in COMMANDS.items()))
@@ -85,10 +91,12 @@ def _full_help(prog: str, args: Sequence[str], defaults: Config) -> list[str]:
 
 
 def spell_out(args: Sequence[str]) -> list[str]:
-    """`args` with short flags in full (`--lr`) and whole numbers such as 1e6 in digits."""
+    """`args` with short flags in full (`--lr`) and whole numbers such as 1e6 in digits; ValueError for an empty one."""
     words: list[str] = []
     for arg in args:
         flag, equals, value = arg.partition("=")
+        if not arg or (equals and not value):  # as a path, it would be the working directory
+            raise ValueError(f"{arg.rstrip('=') or 'an argument'} must not be empty, got ''")
         flag = ALIASES.get(flag, flag)
         if equals:
             words.append(f"{flag}={_in_digits(value) if _takes_integer(flag) else value}")
@@ -179,7 +187,11 @@ def _parse(kind: Any, prog: str, args: Sequence[str], **settings: Any) -> tuple[
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(_one_line(errors.getvalue())) from None
+        message = _one_line(errors.getvalue())
+        if found := NO_NUMBER.match(message):
+            kind = "an integer" if _takes_integer(found[1]) else "a number"
+            message = f"{found[1]} must be {kind}, got {value_of(args, found[1])!r}"
+        raise ValueError(message) from None
 
 
 def _one_line(box: str) -> str:

@@ -111,7 +111,8 @@ def _restore_callers_settings() -> None:
     _open -= 1
     if not _open:
         torch.set_num_threads(_callers[0])  # of this thread and of new ones: torch has no more to offer
-        torch.use_deterministic_algorithms(_callers[1])
+        if torch.are_deterministic_algorithms_enabled() != _callers[1]:  # imports a lot, which Ctrl-C may have cut off
+            torch.use_deterministic_algorithms(_callers[1])
 
 
 def cuda_device(local_rank: int = 0, local_size: int = 1) -> torch.device:

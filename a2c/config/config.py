@@ -165,8 +165,12 @@ class Config:
         for name in ("run_dir", "resume"):
             value = getattr(self, name)
             if value is not None:
-                if not isinstance(value, str | Path):
+                if not isinstance(value, str | Path) or value == "":
                     raise ValueError(f"{name} must be a path, got {value!r}")
+                try:
+                    str(value).encode()
+                except UnicodeEncodeError:  # torch and TensorBoard write no other path
+                    raise ValueError(f"{name} must be a path in UTF-8, got {str(value)!r}") from None
                 object.__setattr__(self, name, Path(os.path.expanduser(value)))
         check(self)
         check_choice("preset", self.preset, tuple(PRESETS))

@@ -13,6 +13,8 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+MOST = 20  # names in an error message
+
 
 @dataclass(frozen=True)
 class Range:
@@ -100,7 +102,8 @@ def _check_sliding(config: Any) -> None:
 def nearest(name: str, known: Sequence[str]) -> str:
     """A hint for an error message: the names closest to `name`, or all of them where none is close."""
     close = _close_to(name, known)
-    return f"did you mean {close}?" if close else f"known: {', '.join(sorted(known)[:20])}"
+    more = f" and {len(known) - MOST} more" if len(known) > MOST else ""
+    return f"did you mean {close}?" if close else f"known: {', '.join(sorted(known)[:MOST])}{more}"
 
 
 def _close_to(name: str, known: Sequence[str]) -> str:

@@ -66,8 +66,10 @@ def find_spec(env_id: str) -> EnvSpec:
 def register_env(env_fn: EnvFn) -> str:
     """Register what `env_fn()` makes under the id `custom/NAME-v0`, NAME being that of `env_fn`, and return this id.
 
-    It replaces another of the same name.
+    It replaces another of the same name. ValueError for an environment in place of a function.
     """
+    if not callable(env_fn):
+        raise ValueError(f"env_fn must be a function that makes an environment, got {env_fn}")
     name = re.sub(r"\W", "", getattr(env_fn, "__name__", "")) or "env_fn"
     env_id = f"{CUSTOM_NAMESPACE}{name}-v0"
     gym.registry.pop(env_id, None)  # one of the same name, in a notebook for instance; gymnasium would warn

@@ -24,10 +24,10 @@ STOPPING = "stopping after this rollout, with a checkpoint; Ctrl-C again ends at
 
 
 class QuietConsole(Console):
-    """A console that ignores errors of its output, such as a closed pipe or a full disk, instead of ending the run."""
+    """A console that ignores errors of its output, such as a closed pipe, a full disk or a letter that it lacks."""
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        with suppress(OSError):
+        with suppress(OSError, UnicodeError):
             super().print(*args, **kwargs)
 
     def on_broken_pipe(self) -> None:

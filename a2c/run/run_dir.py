@@ -50,9 +50,8 @@ def run_directory(config: Config, again: bool = False) -> tuple[Config, Path]:
         why = "holds no checkpoint, so no run can continue there; remove it if its rows are not needed"
         raise ValueError(f"run_dir must be new or empty, got {run_dir}: it {why}")
     if taken:
-        raise ValueError(
-            f"run_dir must be new or empty, got {run_dir}; --resume {shlex.quote(str(run_dir))} resumes a run"
-        )
+        how = f"; --resume {shlex.quote(str(run_dir))} resumes it" if (run_dir / "config.json").is_file() else ""
+        raise ValueError(f"run_dir must be new or empty, got {run_dir}{how}")
     return config, run_dir
 
 

@@ -105,10 +105,9 @@ class Trainer:
     def run(self) -> TrainingResult:
         """Train until the target, the budget or a signal. Call it once.
 
-        Raises ValueError (the directory is in use, or, as CheckpointError, saved episodes are damaged), WorkerError (an
-        environment fails again and again), RankError (torchrun: a rank is lost), FloatingPointError (logits, a loss, a
-        gradient or a parameter is NaN or infinite), OSError (the last checkpoint cannot be written), RuntimeError (it
-        has run before) or KeyboardInterrupt (a second SIGINT).
+        Raises ValueError (the directory is in use, saved episodes are damaged), WorkerError (an environment fails again
+        and again), FloatingPointError (an output, loss, gradient or parameter is NaN or infinite), OSError (the last
+        checkpoint is not written), RankError (one is lost), RuntimeError (called again), KeyboardInterrupt (2 SIGINT).
         """
         with stop_on_signals(self.stop):
             for _ in self:
@@ -169,7 +168,7 @@ class Trainer:
         """Start workers and outputs; False if nothing is left to do, or a signal ended starting workers."""
         self.claim()
         if self.resumed and not self._agree_to_stop() and (reason := self.stop_reason()):
-            self.outputs.message(f"finished already at {self.state.env_steps:,} env_steps: {reason}; nothing to do")
+            self.outputs.message(f"nothing to do at {self.state.env_steps:,} env_steps: {reason}")
             return False
         try:
             with self.outputs.starting():

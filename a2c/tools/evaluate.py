@@ -180,8 +180,8 @@ def play(
     bad arguments, WorkerError for an environment that fails, FloatingPointError if the policy's outputs are NaN or
     infinite.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, got {episodes}")
+    if not isinstance(episodes, int) or episodes < 1:
+        raise ValueError(f"episodes must be at least 1, an integer, got {episodes}")
     Config(seed=seed)  # refuses a bad one before a checkpoint is read
     policy = load_policy(run_dir, checkpoint, cuda, custom)
     rows = min(episodes, 10)

@@ -82,7 +82,7 @@ def test_train_runs_in_an_environment_whose_observation_is_one_number(env, tmp_p
 def test_train_refuses_a_directory_with_files(capsys, tmp_path):
     (tmp_path / "precious").touch()
     line = refusal(capsys, cli.train(["--run-dir", str(tmp_path)]))
-    assert "run_dir must be new or empty" in line and f"--resume {tmp_path}" in line
+    assert "run_dir must be new or empty" in line and "--resume" not in line  # there is no run
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
@@ -127,7 +127,13 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["train", "--gamma", "2"], ["error: gamma must be at least 0.0 and at most 1.0, got 2.0"]),
         (["train", "--num-evns", "3"], ["Unrecognized options: --num-evns, 3; did you mean --num-envs?"]),
         (["trian"], ["command must be one of compare, ", "'trian'", "did you mean train"]),
-        ([], ["command must be one of compare, "]),
+        ([], ["command must be one of train, ", "a2c --help explains them"]),
+        (["train", "--run-dir", ""], ["an argument must not be empty, got ''"]),
+        (["compare", "", "--preset", "cartpole"], ["an argument must not be empty, got ''"]),
+        (["train", "--run-dir="], ["--run-dir must not be empty, got ''"]),
+        (["train", "--total-env-steps", "1,000"], ["--total-env-steps must be an integer, got '1,000'"]),
+        (["train", "--gamma", "0,95"], ["--gamma must be a number, got '0,95'"]),
+        (["train", "--target-score=abc"], ["--target-score must be a number, got 'abc'"]),
         (["--seed", "3", "train"], ["command must be one of", "got '--seed'"]),
     ],
 )
@@ -251,6 +257,7 @@ def test_main_help_lists_the_commands_and_each_explains_its_options(capsys):
     for args, words in {
         "--help": ["--version", "train", "Train an agent.", "evaluate", "record", "export", "compare"],
         "train --help": ["a2c train", "Learning", "--num-envs 50", "--seed 0", "--help-all"],
+        "compare x --help-all": ["a2c compare", "--vary", "--seeds"],
         "train --help-all --preset pong-fast": ["a2c train", "--num-envs", "(default: 12)", "--entropy-hold"],
         "evaluate --help": ["a2c evaluate", "PATH", "--episodes"],
         "record --help": ["a2c record", "PATH", "--out"],
@@ -372,3 +379,17 @@ def test_parse_config_starts_from_the_config_of_the_run_to_resume(tmp_path):
     resumed = parse_config(["--resume", str(tmp_path), "--total-env-steps", "99"])
     assert (resumed.env, resumed.gamma, resumed.total_env_steps) == ("CartPole-v1", 0.9, 99)
     assert resumed.resume == tmp_path and resumed.run_dir is None
+
+
+@pytest.mark.slow
+def test_evaluate_prints_a_path_that_its_output_cannot_encode(tmp_path):
+    run_dir = tmp_path / "ü"
+    assert cli.train(["--preset", "cartpole", "--total-env-steps", "256", "--run-dir", str(run_dir)]) == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "a2c", "evaluate", str(run_dir), "--episodes", "2"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**module_environ(), "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "\\xfc" in done.stdout

@@ -94,6 +94,14 @@ def test_evaluate_and_record_keep_no_other_threads_busy(trained):
     assert all(value < 0.05 for value in seconds.values()), seconds
 
 
+def test_compute_sets_no_determinism_that_has_not_changed(monkeypatch):
+    # The call imports a lot, and fails where Ctrl-C has interrupted an import of these modules.
+    calls = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    Compute(Config(threads=1)).close()
+    assert calls == []
+
+
 def test_compute_restores_the_caller_s_number_of_threads_after_a_run():
     before = torch.get_num_threads()
     torch.set_num_threads(3)

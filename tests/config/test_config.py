@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -141,6 +142,13 @@ def test_config_refuses_settings_that_sliding_batch_does_not_support(wrong):
         Config(**good | wrong)
 
 
+def test_config_refuses_paths_that_would_fail_later():
+    with pytest.raises(ValueError, match=r"^run_dir must be a path, got ''$"):
+        Config(run_dir="")  # Path("") is the working directory
+    with pytest.raises(ValueError, match=r"^resume must be a path in UTF-8, got 'caf\\udce9'$"):
+        Config(resume=os.fsdecode(b"caf\xe9"))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -257,6 +265,7 @@ def test_resolve_leaves_nothing_open_and_changes_nothing_twice():
 def test_nearest_returns_close_names_or_all():
     assert nearest("Pnog", ("Pong", "Breakout")) == "did you mean Pong?"
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
+    assert nearest("zzz", [f"a{i:02}" for i in range(23)]).endswith(", a18, a19 and 3 more")
 
 
 def test_config_is_imported_without_its_source(tmp_path):

@@ -15,7 +15,7 @@ from runs import row_of
 from toys import wait_for
 
 from a2c.config.config import Config
-from a2c.metrics.console import STOPPING, Display
+from a2c.metrics.console import STOPPING, Display, QuietConsole
 from a2c.metrics.meters import StageTimer
 from a2c.metrics.panel import Panel
 from a2c.metrics.text import format_duration, format_score
@@ -49,6 +49,13 @@ def test_display_line_holds_steps_scores_speed_and_shares():
     assert "env 50% act 20% learn 30%" in line and "\n" not in line
     cartpole = display_of(1, env="CartPole-v1", progress=False).line(row)
     assert "500 frames/s" in cartpole
+
+
+def test_a_letter_that_the_output_lacks_does_not_end_a_run():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with pytest.raises(UnicodeEncodeError):
+        Console(file=out).print("ü")
+    QuietConsole(file=out).print("ü")
 
 
 def test_format_duration_and_format_score_by_hand():

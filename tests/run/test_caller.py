@@ -341,6 +341,11 @@ def test_own_network_is_checked_before_anything_starts(tmp_path, answer, message
     assert not (tmp_path / "run").exists()
 
 
+def test_an_environment_in_place_of_env_fn_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="env_fn must be a function that makes an environment, got <"):
+        a2c.Trainer(tiny(tmp_path / "run"), env_fn=gym.make("CartPole-v1"))
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("env_fn", [Plane, lambda: Plane(), partial(Plane)])
 def test_own_environment_needs_no_id(tmp_path, backend, env_fn):

@@ -179,7 +179,7 @@ def test_run_dir_with_rows_but_no_checkpoint_is_refused(prepared, capsys):
 def test_run_dir_with_a_previous_checkpoint_is_refused_with_resume_as_advice(prepared, capsys):
     (prepared / "latest.pt").unlink()  # the one before is there
     assert cli.train([*TINY, "--run-dir", str(prepared)]) == 2
-    assert f"--resume {prepared} resumes a run" in capsys.readouterr().err
+    assert f"--resume {prepared} resumes it" in capsys.readouterr().err
 
 
 def test_run_dir_with_events_alone_is_refused(prepared, capsys):

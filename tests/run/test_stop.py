@@ -44,7 +44,7 @@ def test_trainer_of_a_finished_run_starts_no_worker_and_changes_no_byte(end, alg
         for _ in range(2):
             assert cli.train(["--resume", str(run_dir)]) == 0
             out = capsys.readouterr().out
-            assert "finished already" in out and "resumed at" not in out
+            assert "nothing to do at" in out and "resumed at" not in out
             assert contents(run_dir) == before
     state = load_checkpoint(run_dir / "latest.pt")
     more = ["--total-env-steps", "400000", "--target-score", "500", "--stop-after", str(state["env_steps"] + 200)]
@@ -59,7 +59,7 @@ def test_stop_reason_of_a_target_holds_whatever_episodes_end_later(tmp_path, cap
     assert whole.run().exit_code == 0 and whole.scores.mean < 12
     assert "CartPole-v1: reached a mean score of" in capsys.readouterr().out
     assert cli.train(["--resume", str(run_dir)]) == 0
-    assert "finished already" in capsys.readouterr().out
+    assert "nothing to do at" in capsys.readouterr().out
     again = Trainer(parse_config(["--resume", str(run_dir), "--target-score", "100"]))
     assert not again.stop_reason()
     again.close()

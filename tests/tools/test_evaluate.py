@@ -266,6 +266,11 @@ def test_load_checkpoint_notices_a_changed_byte_in_a_weight(good, tmp_path, caps
     assert code == 2 and "damaged" in error
 
 
+def test_evaluate_refuses_a_part_of_an_episode():
+    with pytest.raises(ValueError, match=r"episodes must be at least 1, an integer, got 2\.5"):
+        evaluate("runs/none", episodes=2.5)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_evaluate_uses_as_many_threads_as_it_is_given(threads, good, tmp_path, monkeypatch):
     run_dir, used = changed(good, tmp_path, configure(threads=5)), []
