@@ -12,6 +12,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -162,6 +163,9 @@ class Config:
     """Show a live progress display (plain lines where the output is not a terminal)."""
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's numbers, which JSON does not know
+                object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
         for name in ("run_dir", "resume"):
             value = getattr(self, name)
             if value is not None:

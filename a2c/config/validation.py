@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -116,3 +117,13 @@ def check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
         close = _close_to(str(value), known)
         hint = f"; did you mean {close}?" if close else ""
         raise ValueError(f"{field} must be one of {', '.join(sorted(known))}, got {value!r}{hint}")
+
+
+def check_out(out: Path, endings: Sequence[str]) -> None:
+    """ValueError if `out` is a directory, has none of the `endings`, or lies in a directory that does not exist."""
+    if out.is_dir():
+        raise ValueError(f"out must be a file, got the directory {str(out)!r}")
+    if out.suffix not in endings:
+        raise ValueError(f"out must end in {' or '.join(endings)}, got {str(out)!r}")
+    if not out.parent.is_dir():
+        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")

@@ -71,16 +71,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def check_out(out: Path, endings: Sequence[str]) -> None:
-    """ValueError if `out` is a directory, has none of the `endings`, or lies in a directory that does not exist."""
-    if out.is_dir():
-        raise ValueError(f"out must be a file, got the directory {str(out)!r}")
-    if out.suffix not in endings:
-        raise ValueError(f"out must end in {' or '.join(endings)}, got {str(out)!r}")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
-
-
 def open_regular(path: str, flags: int) -> int:
     """An opener for `open` that refuses pipes and devices with an error that is both OSError and ValueError."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -133,6 +123,11 @@ class CsvTable:
                     file.truncate(size)
                 raise
         self.waiting, self.cut = [], math.inf
+
+    def sync(self) -> None:
+        """Make what is in the file survive a power failure; OSError if the disk refuses."""
+        with suppress(FileNotFoundError), open(self.path, "r+b", buffering=0, opener=_no_links) as file:
+            os.fsync(file.fileno())
 
     def _drop(self) -> None:
         usable = False

@@ -95,12 +95,17 @@ class RunLogger:
         points = {TAGS[name]: value for name, value in row.items() if name != "env_steps"}
         self._points.append((int(row["env_steps"]), time.time(), points))
 
-    def write(self) -> None:
-        """Write what has been kept, and config.json where it has been removed; OSError if the disk refuses."""
+    def write(self, sync: bool = False) -> None:
+        """Write what has been kept, and config.json where it has been removed; OSError if the disk refuses.
+
+        `sync`: the rows of the CSV files survive a power failure after that.
+        """
         if not (self.run_dir / "config.json").exists():
             write_atomically(self.run_dir / "config.json", self.config.to_json().encode())
         with ExitStack() as writing:  # each table, whatever happens to the other
             for table in (self._metrics, self._episodes):
+                if sync:
+                    writing.callback(table.sync)  # the last callback is called first
                 writing.callback(table.write)
         while self._points:
             env_steps, seconds, points = self._points.pop(0)

@@ -193,13 +193,12 @@ def make_checked(
         net = empty_network(config, spaces, network)
     except ValueError as error:
         raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
-    saved = state["network"]
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
-    if kinds != {name: (value.shape, value.dtype) for name, value in saved.items()}:
+    if kinds != {name: (value.shape, value.dtype) for name, value in state["network"].items()}:
         raise CheckpointError(
             f"checkpoint {path} belongs to another network: keep network, frame_size, normalize_obs and env of its run"
         )
-    for name, value in saved.items():
+    for name, value in state["network"].items():
         if not value.isfinite().all():
             raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
     return net
@@ -232,10 +231,11 @@ def raising_checkpoint_error(path: Path) -> Iterator[None]:
 
 
 def _advice(path: Path) -> str:
-    previous = path.with_name(PREVIOUS)
-    if path.name != LATEST or not previous.exists():
-        return ""
-    return f"; rename {previous} to {LATEST} to continue from the one before"
+    if path.name == LATEST and (previous := path.with_name(PREVIOUS)).exists():
+        return f"; rename {previous} to {LATEST} to continue from the one before"
+    if path.name == BEST and path.with_name(LATEST).exists():
+        return f"; the last checkpoint of the run is {LATEST}"
+    return ""
 
 
 def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:

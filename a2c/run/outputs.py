@@ -153,7 +153,7 @@ class RunOutputs:
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
         """Write the checkpoint `state` to the file `name`; False if the disk refuses."""
-        self._attempt(self.logger.write)  # rows that wait: the checkpoint counts them
+        self._attempt(lambda: self.logger.write(sync=True))  # the checkpoint counts these rows
         saved = self._attempt(lambda: save_checkpoint(self.run_dir / name, state, keep_previous=name == LATEST))
         if not saved:
             self.retry_at = time.perf_counter() + DISK_RETRY

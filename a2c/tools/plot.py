@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from a2c.config.config import MAY_CHANGE
-from a2c.config.validation import check_choice
-from a2c.metrics.files import check_out, read_object, write_atomically
+from a2c.config.validation import check_choice, check_out
+from a2c.metrics.files import read_object, write_atomically
 from a2c.metrics.logger import METRICS
 from a2c.metrics.plots import Curve, colours, draw_runs, picture, time_unit
 from a2c.metrics.text import format_number

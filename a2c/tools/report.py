@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from a2c import __version__
-from a2c.metrics.files import check_out, open_regular, write_atomically
+from a2c.config.validation import check_out
+from a2c.metrics.files import open_regular, write_atomically
 from a2c.tools.report_data import check_run, read_report
 
 PAGE = Path(__file__).parent / "page"  # template, style and script

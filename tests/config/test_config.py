@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 import a2c
@@ -205,6 +206,17 @@ def test_config_survives_json():
     again = Config.from_json(config.to_json())
     assert again == config and again.run_dir == Path("runs/x")
     assert Config.from_json(Config().to_json()) == Config()
+
+
+def test_config_keeps_numbers_of_numpy_as_those_of_python():
+    config = Config(seed=np.arange(8)[7], gamma=np.float32(0.5), target_score=np.int16(-3), num_envs=np.uint8(4))
+    assert config == Config(seed=7, gamma=0.5, target_score=-3, num_envs=4)
+    assert [type(value) for value in (config.seed, config.gamma, config.target_score)] == [int, float, int]
+    assert Config.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match=r"seed must be an integer, got 1\.5$"):
+        Config(seed=np.float32(1.5))
+    with pytest.raises(ValueError, match=r"num_envs must be at least 1 and at most 10000, got 0$"):
+        Config(num_envs=np.int64(0))
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ def test_checkpoint_is_on_disk_before_it_replaces_the_old_file(tmp_path, monkeyp
     assert calls == ["fsync", "replace"]
 
 
+def test_best_checkpoint_that_is_damaged_names_the_last_one_where_there_is_one(tmp_path):
+    best = tmp_path / "best.pt"
+    best.write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"File is not a zip file\)$"):
+        load_checkpoint(best)
+    save_checkpoint(tmp_path / "latest.pt", state_of(TinyNet()))
+    with pytest.raises(CheckpointError, match=r"\); the last checkpoint of the run is latest\.pt$"):
+        load_checkpoint(best)
+
+
 def test_checkpoint_that_is_missing_is_refused(tmp_path):
     for path in (tmp_path / "latest.pt", tmp_path):
         with pytest.raises(CheckpointError) as refusal:

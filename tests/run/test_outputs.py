@@ -94,6 +94,26 @@ def test_run_outputs_write_rows_that_wait_before_a_checkpoint(tmp_path, disk):
     assert seen[-1][0] > 0 and all(written == counted for written, counted in seen)
 
 
+def test_run_outputs_sync_all_rows_before_the_checkpoint_that_counts_them(tmp_path, monkeypatch):
+    run_dir, synced, seen = tmp_path / "run", {}, []
+    fsync, save = os.fsync, outputs.save_checkpoint
+
+    def note(descriptor):
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_size
+
+    def check(path, state, **kwargs):
+        tables = [(run_dir / name).stat() for name in ("metrics.csv", "episodes.csv")]
+        seen.append([synced.get(table.st_ino) == table.st_size for table in tables])
+        save(path, state, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(outputs, "save_checkpoint", check)
+    assert Trainer(tiny(run_dir, checkpoint_every=80, total_env_steps=800, log_every=1e-6)).run().exit_code == 0
+    assert len(seen) > 5 and all(table for tables in seen for table in tables)
+
+
 def test_run_outputs_save_checkpoints_while_a_table_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "DISK_RETRY", 600.0)
     run_dir, saved = tmp_path / "run", []
