@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,9 +181,9 @@ def play(
     bad arguments, WorkerError for an environment that fails, FloatingPointError if the policy's outputs are NaN or
     infinite.
     """
-    if not isinstance(episodes, int) or episodes < 1:
+    if not isinstance(episodes, Integral) or episodes < 1:
         raise ValueError(f"episodes must be at least 1, an integer, got {episodes}")
-    Config(seed=seed)  # refuses a bad one before a checkpoint is read
+    seed = Config(seed=seed).seed  # a bad one is refused before a checkpoint is read
     policy = load_policy(run_dir, checkpoint, cuda, custom)
     rows = min(episodes, 10)
     config = replace(policy.config, num_envs=rows, seed=seed, threads=threads, terminal_on_life_loss=False)

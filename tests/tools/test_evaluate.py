@@ -271,6 +271,11 @@ def test_evaluate_refuses_a_part_of_an_episode():
         evaluate("runs/none", episodes=2.5)
 
 
+def test_evaluate_takes_numbers_of_numpy(good):
+    scores = evaluate(good, np.int64(3), seed=np.arange(8)[7])
+    assert len(scores) == 3 and list(scores) == list(evaluate(good, 3, seed=7))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_evaluate_uses_as_many_threads_as_it_is_given(threads, good, tmp_path, monkeypatch):
     run_dir, used = changed(good, tmp_path, configure(threads=5)), []
