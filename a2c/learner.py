@@ -145,8 +145,6 @@ class Learner:
                 for low, high in pairwise(split_edges(num_envs, number)):
                     yield rollout.slice_envs(*ranks.columns(low, high)), steps * (high - low)
             else:
-                if epoch:  # the network has changed; cut by minibatches, the parts do not depend on the threads
-                    rollout = rollout.valued_by(self.replica, number, self.compute.map)
                 # Seeded anew in each epoch: a resumed run has the same order without saving a generator.
                 decisions = np.random.default_rng((config.seed, self.updates)).permutation(steps * num_envs)
                 parts = np.array_split(decisions, min(number, len(decisions)))

@@ -94,7 +94,7 @@ class Rollout:
 
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
-        returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
+        returns = self.vtrace_returns(net, gamma, gae_lambda, reward_clip).flatten()
         tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten()
         for index in indices:
             # obs[index] would copy number by number, and take much longer.
@@ -166,6 +166,31 @@ class Rollout:
         rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
         flags = self.terminated, self.truncated
         return lambda_returns(rewards, next_values, *flags, gamma=gamma, gae_lambda=gae_lambda)
+
+    @torch.no_grad()
+    def vtrace_returns(self, net: nn.Module, gamma: float, gae_lambda: float, reward_clip: float) -> Tensor:
+        """`r[t] + gamma * ((1 - lambda) * V[t + 1] + lambda * v[t + 1])` with V-trace's targets v, `[T, N]`.
+
+        `net` values every observation. Source: Espeholt et al. (2018), section 4.1, with rho-bar = c-bar = 1.
+        """
+        logits, values = replay(net, self.obs, self.starts, self.rnn_state)  # [T, N, A], [T, N]
+        values = values.float()
+        log_probs = logits.float().log_softmax(2).gather(2, self.actions[:, :, None]).squeeze(2)
+        ratio = (log_probs - self.log_probs).exp().clamp(max=1.0)
+        after = torch.cat([self.next_obs, self.final_obs])
+        bootstrap = flat_values(net(after)[1], len(after))
+        next_values = torch.cat([values[1:], bootstrap[None, : self.num_envs]])
+        t, n = to_device(self.final_index.T, after.device).unbind()
+        next_values[t, n] = bootstrap[self.num_envs :]
+        next_values = next_values.masked_fill(self.terminated, 0.0)
+        rewards = self.rewards.clamp(-reward_clip, reward_clip) if reward_clip else self.rewards
+        ended = self.terminated | self.truncated
+        target, returns = next_values[-1], []
+        for i in reversed(range(len(rewards))):
+            mixed = (1.0 - gae_lambda) * next_values[i] + gae_lambda * target
+            returns.append(rewards[i] + gamma * torch.where(ended[i], next_values[i], mixed))
+            target = values[i] + ratio[i] * (returns[-1] - values[i])
+        return torch.stack(returns[::-1])
 
     def __len__(self) -> int:
         return math.prod(self.actions.shape)
