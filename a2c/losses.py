@@ -35,6 +35,7 @@ def a2c_loss(
     value_coef: float = 0.5,
     log_eps: float = 0.0,
     behaviour_log_probs: Tensor | None = None,
+    targets: Tensor | None = None,
 ) -> A2CLoss:
     """Advantage actor-critic loss of a batch, with its terms.
 
@@ -92,7 +93,7 @@ def a2c_loss(
     clip_fraction = (unclipped > 1.0).float().mean()
     guarded = torch.log(log_prob.exp() + log_eps) if log_eps else log_prob
     policy = -(ratio * advantage * guarded).mean()
-    value = F.mse_loss(values, returns)
+    value = F.mse_loss(values, returns if targets is None else targets)
     # 0 * log 0 = 0, and no gradient: the bound is far below where the exponential becomes 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(dim=1).mean()
     total = policy + value_coef * value - entropy_coef * entropy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from a2c.compute.staging import to_device
 from a2c.policy import replay, step
 from a2c.returns import lambda_returns
+
+POLICY_LAMBDA = float(os.environ["TRIAL"])
 
 # ruff: noqa: RUF009  a field with metadata is no shared default
 
@@ -94,8 +97,9 @@ class Rollout:
 
         For networks without an rnn_state. Each minibatch is copied when it is asked for.
         """
-        returns = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
-        tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten()
+        returns = self.returns(net, gamma, POLICY_LAMBDA, reward_clip).flatten()
+        targets = self.returns(net, gamma, gae_lambda, reward_clip).flatten()
+        tensors = self.obs.flatten(0, 1), self.actions.flatten(), returns, self.log_probs.flatten(), targets
         for index in indices:
             # obs[index] would copy number by number, and take much longer.
             yield ShuffledMinibatch(*(tensor.index_select(0, index) for tensor in tensors))
@@ -179,10 +183,11 @@ class ShuffledMinibatch:
     actions: Tensor  # [B] int64
     returns: Tensor  # [B] float32
     log_probs: Tensor  # [B] float32, of the policy that acted
+    targets: Tensor  # [B] of the values
 
     def split(self, parts: int) -> list[ShuffledMinibatch]:
         """At most `parts` minibatches of almost equal size; views, no copies."""
-        tensors = self.obs, self.actions, self.returns, self.log_probs
+        tensors = self.obs, self.actions, self.returns, self.log_probs, self.targets
         pieces = zip(*(tensor.tensor_split(min(parts, len(self))) for tensor in tensors), strict=True)
         return [ShuffledMinibatch(*piece) for piece in pieces]
 
@@ -190,7 +195,7 @@ class ShuffledMinibatch:
         """Forward pass; discount, lambda and clip are in the returns already."""
         logits, values = net(self.obs)
         behaviour = self.log_probs if off_policy else None
-        return Batch(logits, flat_values(values, len(self)), self.actions, self.returns, behaviour)
+        return Batch(logits, flat_values(values, len(self)), self.actions, self.returns, behaviour, self.targets)
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -204,6 +209,7 @@ class Batch(NamedTuple):
     actions: Tensor  # [B] int64
     returns: Tensor  # [B] float32
     behaviour_log_probs: Tensor | None = None  # [B] of the policy that acted, where it is not the one that learns
+    targets: Tensor | None = None  # [B] of the values
 
 
 def split_edges(envs: int, parts: int) -> list[int]:

@@ -74,6 +74,7 @@ def compute_gradients(
             value_coef=config.value_coef,
             log_eps=config.log_eps or 0.0,
             behaviour_log_probs=batch.behaviour_log_probs,
+            targets=batch.targets,
         )
         gradients = torch.autograd.grad(loss.total * weight, trainable_parameters(net), materialize_grads=True)
         detached = loss._replace(total=loss.total.detach())
