@@ -15,7 +15,8 @@ from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
 GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
-LONG = sorted(GAMES - {"boxing", "freeway"})  # trained for 10 million decisions
+SHORT = ["boxing", "freeway"]  # trained for 2 million decisions
+LONG = sorted(GAMES - set(SHORT))  # for 10 million
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
     "30 no-ops (actions that do nothing) at the start. One seed each; 95 % intervals of the means over episodes.\n"

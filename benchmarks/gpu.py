@@ -63,11 +63,11 @@ def speeds(options: Options, config: Config) -> dict[str, Any]:
         window(stages["end to end"], min(options.seconds, 3.0))  # captures, and chooses kernels
         windows = measure(stages, options.seconds, options.rounds)
         device, precision = str(training.compute.device), training.compute.precision_name
-        replays = training.compute.cuda_graphs
+        graphs = training.compute.cuda_graphs
     median = {name: statistics.median(values) for name, values in windows.items()}
     share = median["end to end"] / median["environments"]
     peak = torch.cuda.max_memory_allocated() / 1e6 if device != "cpu" else None
-    facts = {"device": device, "precision": precision, "cuda_graphs": replays, "peak_gpu_mb": peak}
+    facts = {"device": device, "precision": precision, "cuda_graphs": graphs, "peak_gpu_mb": peak}
     return {**facts, "windows": windows, "median": median, "share_of_environments": share}
 
 

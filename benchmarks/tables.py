@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from comparisons import RESULTS, learning, measured, search, table
-from game_scores import GAMES, LONG, mean_scores, scores
+from game_scores import LONG, SHORT, mean_scores, scores
 from rank_tests import rank_tests
 from scaling_model import fit
 from trials import sticky_trials, trials
@@ -159,7 +159,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "pong-fast": (learning, ["pong-fast"]),
         "mean-scores": (mean_scores, LONG),
         "games": (scores, LONG),
-        "more-games": (scores, sorted(GAMES - set(LONG))),
+        "more-games": (scores, SHORT),
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "avx2": (learning, ["pong-fast-avx2", "default-avx2"]),

@@ -189,8 +189,8 @@ def _parse(kind: Any, prog: str, args: Sequence[str], **settings: Any) -> tuple[
             raise
         message = _one_line(errors.getvalue())
         if found := NO_NUMBER.match(message):
-            kind = "an integer" if _takes_integer(found[1]) else "a number"
-            message = f"{found[1]} must be {kind}, got {value_of(args, found[1])!r}"
+            rule = "an integer" if _takes_integer(found[1]) else "a number"
+            message = f"{found[1]} must be {rule}, got {value_of(args, found[1])!r}"
         raise ValueError(message) from None
 
 

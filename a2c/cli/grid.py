@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from a2c.cli.flags import ALIASES, parse_config
 from a2c.cli.options import Compare, Sweep
 from a2c.config.config import Config
-from a2c.config.validation import nearest
+from a2c.config.validation import check_count, nearest
 from a2c.processes.limits import available_cores
 from a2c.tools.runs import Run
 
@@ -30,8 +30,7 @@ def make_runs(options: Compare, flags: Sequence[str]) -> list[Run]:
 
     ValueError, in one line, for what `train` would refuse, and for what names a run twice.
     """
-    if options.jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {options.jobs}")
+    check_count("jobs", options.jobs)
     seeds, grid = parse_seeds(options.seeds), parse_vary(options.vary)
     given = {re.sub("^--(no-)?", "", flag.split("=")[0]).replace("-", "_") for flag in flags if flag.startswith("--")}
     if isinstance(options, Sweep) and "stop_after" in {*given, *grid}:

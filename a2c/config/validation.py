@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -119,11 +120,28 @@ def check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
         raise ValueError(f"{field} must be one of {', '.join(sorted(known))}, got {value!r}{hint}")
 
 
+def check_count(field: str, value: Any) -> None:
+    """Raise ValueError if `value` is not an integer of at least 1; NumPy's are integers, too."""
+    if not isinstance(value, Integral) or value < 1:
+        rule = "at least 1" if isinstance(value, Integral) else "at least 1, an integer"
+        raise ValueError(f"{field} must be {rule}, got {value}")
+
+
 def check_out(out: Path, endings: Sequence[str]) -> None:
-    """ValueError if `out` is a directory, has none of the `endings`, or lies in a directory that does not exist."""
+    """What `check_ending` and `check_parent` refuse."""
+    check_ending(out, endings)
+    check_parent(out)
+
+
+def check_ending(out: Path, endings: Sequence[str]) -> None:
+    """ValueError if the file `out` is a directory or has none of the `endings`."""
     if out.is_dir():
         raise ValueError(f"out must be a file, got the directory {str(out)!r}")
     if out.suffix not in endings:
         raise ValueError(f"out must end in {' or '.join(endings)}, got {str(out)!r}")
+
+
+def check_parent(out: Path) -> None:
+    """ValueError if the file `out` lies in a directory that does not exist."""
     if not out.parent.is_dir():
         raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")

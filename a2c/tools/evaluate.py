@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
 from a2c.config.config import Config
+from a2c.config.validation import check_count
 from a2c.envs.atari import sticky_probability
 from a2c.envs.make import make_envs
 from a2c.envs.single import EnvFn, checked_spec, is_atari
@@ -181,8 +181,7 @@ def play(
     bad arguments, WorkerError for an environment that fails, FloatingPointError if the policy's outputs are NaN or
     infinite.
     """
-    if not isinstance(episodes, Integral) or episodes < 1:
-        raise ValueError(f"episodes must be at least 1, an integer, got {episodes}")
+    check_count("episodes", episodes)
     seed = Config(seed=seed).seed  # a bad one is refused before a checkpoint is read
     policy = load_policy(run_dir, checkpoint, cuda, custom)
     rows = min(episodes, 10)

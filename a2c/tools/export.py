@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from a2c.config.extras import has_extra
+from a2c.config.validation import check_ending, check_parent
 from a2c.envs.single import EnvFn
 from a2c.metrics.files import write_atomically
 from a2c.networks import NetworkFn
@@ -53,13 +54,11 @@ def export(
 
 
 def _check(out: Path, half: bool) -> None:
-    if out.suffix not in (".pt", ".onnx"):
-        raise ValueError(f"out must end in .pt or .onnx, got {str(out)!r}")
+    check_ending(out, [".pt", ".onnx"])
     if out.suffix == ".onnx" and half:
         raise ValueError("half must be off where out ends in .onnx, got True")
     if os.path.lexists(out):
         raise ValueError(f"out must be a new file, got {str(out)!r}, which exists")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
+    check_parent(out)
     if out.suffix == ".onnx" and not has_extra("onnx"):
         raise ValueError(f'out must end in .pt without the packages of pip install "a2c[onnx]", got {str(out)!r}')

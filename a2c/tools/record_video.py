@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.compute.replica import make_replica
+from a2c.config.validation import check_count, check_parent
 from a2c.envs.atari import FRAME_SKIP
 from a2c.envs.make import run_seeds
 from a2c.envs.single import EnvFn, checked_spec, is_atari, make_env
@@ -74,8 +75,7 @@ def record_video(
     check_writer(out)
     _check_counts(episodes, best_of, max_length)
     policy = load_policy(run_dir, checkpoint, custom=Custom(network, env_fn))
-    if not out.parent.is_dir():
-        raise ValueError(f"out must lie in a directory that exists, got {str(out)!r}")
+    check_parent(out)
     config = replace(policy.config, backend="sync", num_envs=1, terminal_on_life_loss=False, seed=seed)
     seeds = [replace(config, seed=seed + i).seed for i in range(max(episodes, best_of))]
     with ExitStack() as stack:
@@ -110,8 +110,7 @@ def describe(episodes: list[RecordedEpisode], best_of: int = 1) -> str:
 
 def _check_counts(episodes: int, best_of: int, max_length: int) -> None:
     for name, count in (("episodes", episodes), ("best_of", best_of), ("max_length", max_length)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+        check_count(name, count)
     if episodes > 1 and best_of > 1:
         raise ValueError(f"episodes must be 1 where best_of is set, got {episodes}")
 

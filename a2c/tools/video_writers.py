@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from a2c.config.extras import has_extra
+from a2c.config.validation import check_ending
 from a2c.processes.limits import allow_open_files
 
 WIDTHS = {".mp4": 480, ".gif": 160, ".webp": 320}  # pixels; smaller pictures are scaled by a whole number
@@ -23,10 +24,7 @@ H264 = {"crf": "18", "preset": "medium"}  # nearly without loss
 
 def check_writer(out: Path) -> None:
     """ValueError if no video can be written to a file with this name."""
-    if out.is_dir():
-        raise ValueError(f"out must be a file, got the directory {str(out)!r}")
-    if out.suffix not in WRITERS:
-        raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(out)!r}")
+    check_ending(out, list(WRITERS))
     if out.suffix == ".mp4" and not has_extra("video"):
         need = 'pip install "a2c[video]" brings what .mp4 needs'
         raise ValueError(f"out must end in .gif or .webp where PyAV is not installed, got {str(out)!r}: {need}")

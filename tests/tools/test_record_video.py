@@ -271,6 +271,11 @@ def test_record_command_refuses_in_one_line(flags, parts, run, capsys):
     assert line.startswith("error: ") and line.count("\n") == 1 and all(part in line for part in parts), line
 
 
+def test_record_video_refuses_a_part_of_an_episode(tmp_path):
+    with pytest.raises(ValueError, match=r"episodes must be at least 1, an integer, got 2\.5"):
+        record_video("runs/none", tmp_path / "episode.webp", episodes=2.5)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame-ce of the documented install is missing")
 def test_record_command_records_cartpole(tmp_path, capfd):
     run_dir = tmp_path / "run"
