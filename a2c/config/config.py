@@ -21,7 +21,7 @@ from a2c.config.validation import Range, check, check_choice
 
 AlgorithmName = Literal["a2c", "a3c", "ga3c"]
 Backend = Literal["async", "native", "sync"]
-Network = Literal["auto", "atari", "small", "nature", "nips", "mlp", "lstm", "custom"]
+Network = Literal["auto", "atari", "small", "small-60", "small-512", "nature", "nips", "mlp", "lstm", "custom"]
 Optimizer = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
 PER_SESSION = ("run_dir", "resume", "stop_after")  # settings of one session, which are not part of a policy
