@@ -21,7 +21,7 @@ from comparisons import RESULTS, learning, measured, search, table
 from game_scores import LONG, SHORT, mean_scores, scores
 from rank_tests import rank_tests
 from scaling_model import fit
-from trials import sticky_trials, trials
+from trials import game_trials, sticky_trials, trials
 
 from a2c.metrics.meters import WINDOW
 from a2c.metrics.results import median, moving_mean, read_episodes
@@ -179,6 +179,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "epochs": (trials, ["epochs-trials.csv"]),
         "trials": (trials, ["trials.csv"]),
         "sticky": (sticky_trials, ["sticky-trials.csv"]),
+        "games": (game_trials, ["game-trials.csv"]),
         "search": (
             search,
             [

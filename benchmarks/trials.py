@@ -1,7 +1,7 @@
-"""The tables of what was tried on Pong, from results/*trials.csv; results/sticky-trials.csv: with sticky actions.
+"""The tables of what was tried, from results/*trials.csv: on Pong, with sticky actions, and on several games.
 
-A row has a change of `pong-fast`, and where its runs are kept. They are of many commits: they are kept to show what was
-tried, not to compare small differences.
+A row has a change of `pong-fast` or `atari`, and where its runs are kept. They are of many commits: they are kept to
+show what was tried, not to compare small differences.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from a2c.metrics.results import best_mean, first_passage, median, read_episodes
 
 LISTED = 7  # runs whose figures a cell names one by one; of more, it has the median and the range
 SHORT = 20  # episodes of the mean that moves early
+MARKS = (500_000, 1_000_000, 1_500_000, 2_000_000)  # decisions at which runs of several games are compared
 
 
 def trials(path: Path) -> str:
@@ -29,6 +30,23 @@ def sticky_trials(path: Path) -> str:
     """A row per change: how far its runs came with sticky actions, of what came after the decisions in `after`."""
     header = ("change", "decisions to 18", "best mean of 100 episodes", "mean of the last 100", "decisions at the end")
     return table(header, [sticky_row_of(path.parent, *row) for row in read_rows(path)])
+
+
+def game_trials(path: Path) -> str:
+    """A row per game and change: the mean of the 100 episodes that ended last before each of `MARKS`, in each run."""
+    header = ("game", "change", "runs", *(f"after {mark / 1e6:g} million" for mark in MARKS))
+    rows = []
+    for game, change, patterns in read_rows(path):
+        runs = find_runs(path.parent, patterns)
+        cells = ("; ".join(mean_at(run, mark) for run in runs) for mark in MARKS)
+        rows.append((game, change, str(len(runs)), *cells))
+    return table(header, rows)
+
+
+def mean_at(episodes: dict[str, np.ndarray], mark: int) -> str:
+    """The mean of the last 100 episodes after `mark` decisions; `-` where the last episode ended a tenth before it."""
+    ended = episodes["env_steps"]
+    return f"{episodes['score'][ended <= mark][-100:].mean():,.1f}" if ended[-1] >= 0.9 * mark else "-"
 
 
 def read_rows(path: Path) -> list[list[str]]:

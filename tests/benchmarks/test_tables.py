@@ -10,7 +10,7 @@ from pathlib import Path
 import game_scores
 import pytest
 import tables
-from trials import sticky_trials, trials
+from trials import game_trials, sticky_trials, trials
 
 from a2c.metrics.results import best_mean, first_passage, read_episodes
 
@@ -72,6 +72,14 @@ def test_sticky_table_counts_what_a_run_did_after_it_was_changed(tmp_path):
     assert later == "| z | - | 14.2 | 10.0 | 200,000 |"
     assert short == "| short | - | 17.0 | 17.0 | 150,000 |"
     assert few == "| few | - | - | 17.0 | 150,000 |"
+
+
+def test_table_of_several_games_has_the_mean_of_the_last_hundred_episodes_at_each_mark(tmp_path):
+    write_run(tmp_path / "a", [1000.0] * 100 + [3000.0] * 400 + [9.0] * 100, env_steps=2500)
+    write_run(tmp_path / "b", [5.0] * 110, env_steps=9000)
+    (tmp_path / "game-trials.csv").write_text("game,change,runs\nQbert,nothing,[ab]\n")
+    *_, row = game_trials(tmp_path / "game-trials.csv").splitlines()
+    assert row == "| Qbert | nothing | 2 | 3,000.0; 5.0 | 3,000.0; 5.0 | 9.0; - | -; - |"
 
 
 def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
