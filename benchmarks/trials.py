@@ -35,12 +35,14 @@ def sticky_trials(path: Path) -> str:
 def game_trials(path: Path) -> str:
     """A row per game and change: the mean of the 100 episodes that ended last before each of `MARKS`, in each run."""
     header = ("game", "change", "runs", *(f"after {mark / 1e6:g} million" for mark in MARKS))
-    rows = []
-    for game, change, patterns in read_rows(path):
-        runs = find_runs(path.parent, patterns)
-        cells = ("; ".join(mean_at(run, mark) for run in runs) for mark in MARKS)
-        rows.append((game, change, str(len(runs)), *cells))
-    return table(header, rows)
+    return table(header, [game_row_of(path.parent, *row) for row in read_rows(path)])
+
+
+def game_row_of(results: Path, game: str, change: str, patterns: str) -> Sequence[str]:
+    """The cells of a game and a change whose runs are in the directories that match `patterns`."""
+    episodes = find_runs(results, patterns)
+    means = ("; ".join(mean_at(one, mark) for one in episodes) for mark in MARKS)
+    return game, change, str(len(episodes)), *means
 
 
 def mean_at(episodes: dict[str, np.ndarray], mark: int) -> str:
