@@ -11,6 +11,7 @@ from typing import Any
 
 from comparisons import RESULTS, about, measured, table
 
+from a2c.config.presets import PRESETS
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
@@ -26,18 +27,27 @@ TITLE = (
 
 
 def mean_scores(*groups: Path) -> str:
-    """A line per game: its mean score, and those of the Zoo where there are any."""
-    text = ""
-    for figures in map(evaluation, groups):
+    """A line per game: its mean score, and those of the Zoo where there are any; last those of another lambda."""
+    parts = {"": ""}
+    for group in groups:
+        figures, option = evaluation(group), changed_lambda(group)
         published = [f"{algorithm} {mean:,.1f}" for algorithm, (mean, _) in zoo(game(figures)).items()]
-        text += f"* {game(figures)}: {figures['mean']:,.1f}" + (f" ({', '.join(published)})\n" if published else "\n")
-    return text
+        line = f"* {game(figures)}: {figures['mean']:,.1f}" + (f" ({', '.join(published)})\n" if published else "\n")
+        parts[option] = parts.get(option, f"\nWith {option}:\n\n") + line
+    return "".join(parts.values())
 
 
 def evaluation(group: Path) -> dict[str, Any]:
     """The figures of a game's frozen policy."""
     figures: dict[str, Any] = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
     return figures
+
+
+def changed_lambda(group: Path) -> str:
+    """The option with which a game was trained where its lambda is not that of today's preset; else empty."""
+    (config,) = group.glob("*/*/config.json")
+    value = json.loads(config.read_text(encoding="utf-8"))["gae_lambda"]
+    return "" if value == PRESETS["atari"]["gae_lambda"] else f"`--gae-lambda {value:g}`"
 
 
 def game(figures: dict[str, Any]) -> str:
@@ -53,7 +63,9 @@ def scores(*groups: Path) -> str:
     for group in groups:
         figures = evaluation(group)
         decisions.add(figures["env_steps"])
-        rows.setdefault(measured([about(group)]), []).append(_row(group.name, figures))
+        option = changed_lambda(group)
+        line = measured([about(group)], f" With {option}." if option else "")
+        rows.setdefault(line, []).append(_row(group.name, figures))
     parts = [line + table(header, part) for line, part in rows.items()]
     if len(decisions) > 1:
         raise ValueError(f"the games of a table must have as many decisions, got {sorted(decisions)}")

@@ -17,7 +17,7 @@ from a2c.metrics.results import best_mean, first_passage, median, read_episodes
 
 LISTED = 7  # runs whose figures a cell names one by one; of more, it has the median and the range
 SHORT = 20  # episodes of the mean that moves early
-MARKS = (500_000, 1_000_000, 1_500_000, 2_000_000)  # decisions at which runs of several games are compared
+MARKS = (500_000, 1_000_000, 1_500_000, 2_000_000, 6_000_000, 10_000_000)  # where runs of several games are compared
 
 
 def trials(path: Path) -> str:

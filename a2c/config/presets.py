@@ -37,6 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
         "epochs": 2,
         "learning_rate": 0.0005,
+        "gae_lambda": 0.85,
         "exploration_noise": 1.5,
         "total_env_steps": 10_000_000,
     },
