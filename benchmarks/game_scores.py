@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comparisons import RESULTS, about, measured, table
+from comparisons import RESULTS, about, config_of, measured, table
 
 from a2c.config.presets import PRESETS
 from a2c.envs.single import ATARI_SUFFIX
@@ -45,8 +45,7 @@ def evaluation(group: Path) -> dict[str, Any]:
 
 def changed_lambda(group: Path) -> str:
     """The option with which a game was trained where its lambda is not that of today's preset; else empty."""
-    (config,) = group.glob("*/*/config.json")
-    value = json.loads(config.read_text(encoding="utf-8"))["gae_lambda"]
+    value = config_of(group, {"setting": "atari"})["gae_lambda"]
     return "" if value == PRESETS["atari"]["gae_lambda"] else f"`--gae-lambda {value:g}`"
 
 

@@ -20,6 +20,15 @@ ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
 LAMBDA = PRESETS["atari"]["gae_lambda"]
 
 
+def write_game(group: Path, evaluation: dict, gae_lambda: float = LAMBDA) -> None:
+    """A game that was trained with `gae_lambda`, and the evaluation of its policy."""
+    run = group / "atari" / "seed-0"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"gae_lambda": gae_lambda}))
+    (group / "about.json").write_text(json.dumps(ABOUT))
+    (group / "evaluation.json").write_text(json.dumps(evaluation))
+
+
 def write_run(run: Path, scores: list[float], env_steps: int = 1000) -> None:
     """A finished run with an episode of each score every `env_steps` decisions and 10 seconds."""
     run.mkdir(parents=True)
@@ -91,11 +100,7 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
     for name in ("boxing", "qbert", "pong"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
-        facts = {**figures, "env": f"{name.title()}NoFrameskip-v4", "env_steps": 2_000_000}
-        (tmp_path / name / "evaluation.json").write_text(json.dumps(facts))
-        write_lambda(tmp_path / name, LAMBDA)
+        write_game(tmp_path / name, {**figures, "env": f"{name.title()}NoFrameskip-v4", "env_steps": 2_000_000})
     groups = [tmp_path / name for name in ("boxing", "qbert", "pong")]
     assert game_scores.mean_scores(*groups[:2]) == "* Boxing: 1,234.6\n* Qbert: 1,234.6 (A2C 3,882.0, PPO 15,627.0)\n"
     text = game_scores.scores(*groups)
@@ -124,27 +129,16 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
 def test_games_with_another_lambda_than_the_preset_name_it(tmp_path):
     facts = {"mean": 5.0, "interval": [4.0, 6.0], "human_normalized": 0.5, "env_steps": 100}
     for name, value in (("boxing", LAMBDA), ("freeway", 0.5)):
-        write_lambda(tmp_path / name, value)
-        (tmp_path / name / "about.json").write_text(json.dumps(ABOUT))
-        (tmp_path / name / "evaluation.json").write_text(json.dumps({**facts, "env": f"{name}NoFrameskip-v4"}))
+        write_game(tmp_path / name, {**facts, "env": f"{name}NoFrameskip-v4"}, value)
     groups = tmp_path / "boxing", tmp_path / "freeway"
     assert game_scores.mean_scores(*groups) == "* boxing: 5.0\n\nWith `--gae-lambda 0.5`:\n\n* freeway: 5.0\n"
     _, machine, _, other, _ = game_scores.scores(*groups).split("\n\n")
     assert other == f"{machine} With `--gae-lambda 0.5`."
 
 
-def write_lambda(group: Path, value: float) -> None:
-    """The settings of one run of a game."""
-    run = group / "atari" / "seed-0"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({"gae_lambda": value}))
-
-
 def test_games_of_a_table_have_as_many_decisions(tmp_path):
     facts = {"mean": 1.0, "interval": [0.5, 1.5], "human_normalized": 1.0, "env_steps": 10_000_000}
-    (tmp_path / "about.json").write_text(json.dumps(ABOUT))
-    (tmp_path / "evaluation.json").write_text(json.dumps({**facts, "env": "PongNoFrameskip-v4"}))
-    write_lambda(tmp_path, LAMBDA)
+    write_game(tmp_path, {**facts, "env": "PongNoFrameskip-v4"})
     title, _, rows = game_scores.scores(tmp_path).split("\n\n")
     assert "after 10,000,000 decisions" in title and "| human | Zoo A2C | Zoo PPO |" in rows
     assert rows.splitlines()[2].endswith(" | 1.0 (0.5 to 1.5) | 100% | 17.3 (16.5 to 18.1) | 21.0 (21.0 to 21.0) |")
