@@ -302,6 +302,12 @@ def test_images_that_are_too_small_for_convolutions_are_vectors():
     assert network_kind(Config(), (4, 9, 84)) == network_kind(Config(), (4, 84, 9)) == "mlp"
 
 
+@pytest.mark.parametrize(("network", "kind"), [("auto", "mlp"), ("lstm", "lstm")])
+def test_observations_that_are_single_numbers_are_refused(network, kind):
+    with pytest.raises(ValueError, match=f"must be custom for observations that are single numbers, got {kind}"):
+        network_kind(Config(network=network), ())
+
+
 def test_networks_refuse_images_that_are_too_small_for_their_convolutions():
     with pytest.raises(ValueError, match=r"input_shape must be larger for these convolutions, got \[4, 35, 84\]"):
         AtariA2C((4, 35, 84), 2)

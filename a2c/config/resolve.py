@@ -18,6 +18,8 @@ def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     kind = auto if config.network == "auto" else config.network
     if kind not in ("mlp", "lstm", "custom") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
+    if kind != "custom" and not input_shape:
+        raise ValueError(f"network must be custom for observations that are single numbers, got {kind}")
     if size < LEAST_PIXELS.get(kind, 0):
         pixels = "x".join(map(str, input_shape[1:]))
         others = "nips, small, lstm" if size >= LEAST_PIXELS["nips"] else "small, lstm"

@@ -47,7 +47,7 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
     state = load_checkpoint(run_dir / LATEST)
     final = state["env_steps"]
     policies.setdefault(final, LATEST)
-    first = first_candidate(read_episodes(run_dir), target, Config.from_json(state["config"]).num_envs)
+    first = first_candidate(read_episodes(run_dir), target, Config.from_json(state["config"]))
     wanted = [steps for steps in sorted(policies) if steps >= first or steps == final]
     # A run that was continued may want policies from before what was its last one.
     begin = next((steps for steps in wanted if steps not in means), final + 1)
@@ -109,12 +109,14 @@ def _row(env_steps: int, scores: np.ndarray) -> tuple[float, ...]:
     return env_steps, len(scores), scores.mean(), scores.std(), scores.min(), scores.max()
 
 
-def first_candidate(episodes: dict[str, np.ndarray], target: float, num_envs: int) -> float:
-    """The env_steps at which the first training episode with a score of `target` began, infinite without one.
+def first_candidate(episodes: dict[str, np.ndarray], target: float, config: Config) -> float:
+    """The least env_steps of a policy that acted in a training episode with a score of `target`; else infinite.
 
-    Policies from before are taken to be too weak: playing them all would take as long as the training.
+    An episode's env_steps are those at the end of its last rollout, and the policy that began it was saved at the
+    start of its first one. Earlier policies are taken to be too weak: playing them all would take too long.
     """
-    begins = (episodes["env_steps"] - num_envs * episodes["length"])[episodes["score"] >= target]
+    lengths = config.num_envs * (episodes["length"] + 2 * config.rollout_steps)
+    begins = (episodes["env_steps"] - lengths)[episodes["score"] >= target]
     return float(begins[np.isfinite(begins)].min(initial=np.inf))
 
 

@@ -138,7 +138,8 @@ def _figures(run_dir: Path, run: Run, failed: bool) -> tuple[float, float]:
         episodes = read_finite_episodes(run_dir)
     except (OSError, ValueError):
         return math.inf, math.inf
-    episodes = {name: values[episodes["env_steps"] <= run.budget] for name, values in episodes.items()}
+    end = run.budget + run.config.num_envs * run.config.rollout_steps  # the rollout that reaches the budget counts
+    episodes = {name: values[episodes["env_steps"] < end] for name, values in episodes.items()}
     means, target = moving_mean(episodes["score"]), run.config.target_score
     passage = None if target is None else first_passage(episodes, target)
     return passage[0] if passage else math.inf, -means[-1] if len(means) and not failed else math.inf

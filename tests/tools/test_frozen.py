@@ -91,8 +91,9 @@ def test_the_last_policy_of_a_run_counts_though_it_was_not_due_to_be_kept(run_di
 
 def test_policies_from_before_the_first_training_episode_at_the_target_are_not_played(run_dir, played, monkeypatch):
     played.scores = {B: [1.0], C: [9.0]}
-    # 4 environments: the episode that reaches 5 began after 400 - 4 * 25 = 300 decisions.
-    columns = {"score": [4.0, 5.0, 6.0], "length": [4.0, 25.0, 10.0], "env_steps": [80.0, 400.0, 480.0]}
+    # 4 environments, rollouts of 20: the episode that reaches 5 ended after 321 to 400 decisions, so it began after
+    # 261 to 340, with the policy of 200 to 320.
+    columns = {"score": [4.0, 5.0, 6.0], "length": [4.0, 15.0, 10.0], "env_steps": [80.0, 400.0, 480.0]}
     episodes = {name: np.array(column) for name, column in columns.items()}
     monkeypatch.setattr(frozen, "read_episodes", lambda path: episodes)
     evaluate_kept(run_dir, 5.0)
@@ -105,11 +106,11 @@ def test_policies_from_before_the_first_training_episode_at_the_target_are_not_p
 
 def test_a_run_that_was_continued_plays_what_was_not_wanted_before(run_dir, played, monkeypatch):
     played.scores = {B: [1.0], C: [9.0], LAST: [1.0]}
-    score, columns = np.array([5.0]), {"length": np.array([25.0]), "env_steps": np.array([400.0])}
+    score, columns = np.array([5.0]), {"length": np.array([15.0]), "env_steps": np.array([400.0])}
     monkeypatch.setattr(frozen, "read_episodes", lambda path: {"score": score, **columns})
     evaluate_kept(run_dir, 7.0)
     assert played == [LAST]
-    score[0] = 7.0  # it began after 300 decisions
+    score[0] = 7.0  # with the policy of 200 decisions or a later one
     evaluate_kept(run_dir, 7.0)
     assert played == [LAST, B, C] and first_frozen(run_dir, 7.0) == 480
 

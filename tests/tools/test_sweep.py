@@ -232,3 +232,13 @@ def test_a_setting_whose_run_failed_is_the_last_though_its_scores_are_higher(cod
         (tmp_path / run.name).mkdir(parents=True)
         fake_train.write(tmp_path / run.name, score)
     assert by_result(tmp_path, [first, second], {first.name: code, second.name: 0}) == order
+
+
+def test_episodes_of_the_rollout_that_reaches_the_budget_count(tmp_path):
+    first, second = runs(2, total_env_steps=900)
+    for run, score in ((first, 470), (second, 474)):
+        (tmp_path / run.name).mkdir(parents=True)
+        fake_train.write(tmp_path / run.name, score, 90)
+    with open(tmp_path / first.name / "episodes.csv", "a") as file:
+        file.write("1024,60,500,10\n" * 30)  # the target, 475, at the end of the second rollout of 512
+    assert by_result(tmp_path, [first, second], {first.name: 0, second.name: 0}) == ["gamma=0", "gamma=1"]
