@@ -50,10 +50,10 @@ a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 -
 # One setting for all games: one seed each, 10 million decisions or fewer.
 a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --gae-lambda 0.85 --seeds 21 --threads 1 --jobs 1
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --gae-lambda 0.85 --seeds 22 --threads 1 --jobs 1
+a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 24 --threads 1 --jobs 1
+a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 25 --threads 1 --jobs 1
 # When these were run, the preset's lambda was 0.95. To repeat them, add --gae-lambda 0.95.
-a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 0 --threads 2 --jobs 1
 a2c compare runs/results/enduro --preset atari --env EnduroNoFrameskip-v4 --seeds 12 --threads 2 --jobs 1
-a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 14 --threads 2 --jobs 1
 a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 15 --threads 2 --jobs 1
 a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 16 --threads 2 --jobs 1
 a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 17 --threads 2 --jobs 1 --target-score 22
@@ -69,7 +69,7 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in beamrider/21 boxing/0 breakout/22 enduro/12 freeway/10 mspacman/16 pong/17 qbert/0 seaquest/15 spaceinvaders/14; do
+for game in beamrider/21 boxing/0 breakout/22 enduro/12 freeway/10 mspacman/16 pong/17 qbert/24 seaquest/15 spaceinvaders/25; do
     publish "${game%/*}" "atari/seed-${game#*/}" latest.pt
 done
 for game in boxing breakout freeway mspacman pong qbert seaquest; do
