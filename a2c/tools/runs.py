@@ -41,6 +41,11 @@ class Run:
         return self.config.session_end
 
     @property
+    def rollout(self) -> int:
+        """Decisions of one rollout, of all environments together."""
+        return self.config.num_envs * self.config.rollout_steps
+
+    @property
     def keeps_policies(self) -> bool:
         """Whether the policies that it keeps are evaluated once it has ended."""
         return bool(self.config.keep_policy_every) and self.config.target_score is not None
@@ -78,8 +83,9 @@ def check_runs(out: Path, runs: Sequence[Run]) -> None:
             if field.name not in MAY_CHANGE and was != now:
                 where = f"as in the run {out / run.name}"
                 raise ValueError(f"{field.name} must be {was} {where}, got {now}: use another out")
-        made, rollout = _env_steps(out / run.name), run.config.num_envs * run.config.rollout_steps
-        if made > run.budget + 2 * rollout:  # a run ends after whole rollouts, a3c and ga3c finish those that had begun
+        made = _env_steps(out / run.name)
+        # A run ends after whole rollouts, a3c and ga3c finish those that had begun.
+        if made > run.budget + 2 * run.rollout:
             raise ValueError(f"stop_after must be at least {made}, as {out / run.name} has made, got {run.budget}")
 
 

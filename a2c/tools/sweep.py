@@ -91,7 +91,7 @@ def plan(runs: Sequence[Run], budget: float | None) -> list[Round]:
         return [Round(count, 2.0 ** (i + 1 - rounds), math.inf) for i, count in enumerate(counts)]
     seeds = len(runs) // settings
     limits = np.cumsum([budget / (rounds * count * seeds) for count in counts])
-    least = max(run.config.num_envs * run.config.rollout_steps for run in runs)
+    least = max(run.rollout for run in runs)
     if limits[0] < least:
         raise ValueError(f"budget must give each run a rollout of {least} decisions, got {limits[0]:,.0f}")
     return [Round(count, 1.0, float(limit)) for count, limit in zip(counts, limits, strict=True)]
@@ -99,9 +99,9 @@ def plan(runs: Sequence[Run], budget: float | None) -> list[Round]:
 
 def until(run: Run, end: Round) -> Run:
     """The run with a stop at the `end` of a round, after whole rollouts."""
-    total, rollout = run.config.total_env_steps, run.config.num_envs * run.config.rollout_steps
+    total = run.config.total_env_steps
     steps = min(end.share * total, end.steps)
-    stop = total if steps >= total else max(rollout, int(steps // rollout) * rollout)
+    stop = total if steps >= total else max(run.rollout, int(steps // run.rollout) * run.rollout)
     return dataclasses.replace(_stopping(run, stop), flags=(*run.flags, "--stop-after", str(stop)))
 
 
@@ -138,8 +138,8 @@ def _figures(run_dir: Path, run: Run, failed: bool) -> tuple[float, float]:
         episodes = read_finite_episodes(run_dir)
     except (OSError, ValueError):
         return math.inf, math.inf
-    end = run.budget + run.config.num_envs * run.config.rollout_steps  # the rollout that reaches the budget counts
-    episodes = {name: values[episodes["env_steps"] < end] for name, values in episodes.items()}
+    counted = episodes["env_steps"] < run.budget + run.rollout  # the rollout that reaches the budget counts
+    episodes = {name: values[counted] for name, values in episodes.items()}
     means, target = moving_mean(episodes["score"]), run.config.target_score
     passage = None if target is None else first_passage(episodes, target)
     return passage[0] if passage else math.inf, -means[-1] if len(means) and not failed else math.inf
