@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comparisons import RESULTS, about, config_of, measured, table
+from comparisons import RESULTS, about, measured, table
 
-from a2c.config.presets import PRESETS
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
@@ -27,26 +26,18 @@ TITLE = (
 
 
 def mean_scores(*groups: Path) -> str:
-    """A line per game: its mean score, and those of the Zoo where there are any; last those of another lambda."""
-    parts = {"": ""}
-    for group in groups:
-        figures, option = evaluation(group), changed_lambda(group)
+    """A line per game: its mean score, and those of the Zoo where there are any."""
+    lines = []
+    for figures in map(evaluation, groups):
         published = [f"{algorithm} {mean:,.1f}" for algorithm, (mean, _) in zoo(game(figures)).items()]
-        line = f"* {game(figures)}: {figures['mean']:,.1f}" + (f" ({', '.join(published)})\n" if published else "\n")
-        parts[option] = parts.get(option, f"\nWith {option}:\n\n") + line
-    return "".join(parts.values())
+        lines.append(f"* {game(figures)}: {figures['mean']:,.1f}" + (f" ({', '.join(published)})" if published else ""))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def evaluation(group: Path) -> dict[str, Any]:
     """The figures of a game's frozen policy."""
     figures: dict[str, Any] = json.loads((group / "evaluation.json").read_text(encoding="utf-8"))
     return figures
-
-
-def changed_lambda(group: Path) -> str:
-    """The option with which a game was trained where its lambda is not that of today's preset; else empty."""
-    value = config_of(group, {"setting": "atari"})["gae_lambda"]
-    return "" if value == PRESETS["atari"]["gae_lambda"] else f"`--gae-lambda {value:g}`"
 
 
 def game(figures: dict[str, Any]) -> str:
@@ -62,9 +53,7 @@ def scores(*groups: Path) -> str:
     for group in groups:
         figures = evaluation(group)
         decisions.add(figures["env_steps"])
-        option = changed_lambda(group)
-        line = measured([about(group)], f" With {option}." if option else "")
-        rows.setdefault(line, []).append(_row(group.name, figures))
+        rows.setdefault(measured([about(group)]), []).append(_row(group.name, figures))
     parts = [line + table(header, part) for line, part in rows.items()]
     if len(decisions) > 1:
         raise ValueError(f"the games of a table must have as many decisions, got {sorted(decisions)}")

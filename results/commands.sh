@@ -54,11 +54,10 @@ a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 
 a2c compare runs/results/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --seeds 25 --threads 1 --jobs 1
 a2c compare runs/results/enduro --preset atari --env EnduroNoFrameskip-v4 --seeds 26 --threads 1 --jobs 1
 a2c compare runs/results/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --seeds 27 --threads 1 --jobs 1
+a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 29 --threads 1 --jobs 1 --target-score 22
+a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 28 --threads 1 --jobs 1
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 30 --threads 1 --jobs 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 31 --threads 1 --jobs 1 --total-env-steps 2000000
-# When these were run, the preset's lambda was 0.95. To repeat them, add --gae-lambda 0.95.
-a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --seeds 15 --threads 2 --jobs 1
-a2c compare runs/results/pong --preset atari --env PongNoFrameskip-v4 --seeds 17 --threads 2 --jobs 1 --target-score 22
 
 # publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
 publish() {
@@ -69,7 +68,7 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in beamrider/21 boxing/30 breakout/22 enduro/26 freeway/31 mspacman/27 pong/17 qbert/24 seaquest/15 spaceinvaders/25; do
+for game in beamrider/21 boxing/30 breakout/22 enduro/26 freeway/31 mspacman/27 pong/29 qbert/24 seaquest/28 spaceinvaders/25; do
     publish "${game%/*}" "atari/seed-${game#*/}" latest.pt
 done
 for game in boxing breakout freeway mspacman pong qbert seaquest; do

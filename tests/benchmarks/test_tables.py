@@ -17,14 +17,12 @@ from a2c.metrics.results import best_mean, first_passage, read_episodes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
-LAMBDA = PRESETS["atari"]["gae_lambda"]
+RESULTS = BENCHMARKS.parent / "results"
 
 
-def write_game(group: Path, evaluation: dict, gae_lambda: float = LAMBDA) -> None:
-    """A game that was trained with `gae_lambda`, and the evaluation of its policy."""
-    run = group / "atari" / "seed-0"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({"gae_lambda": gae_lambda}))
+def write_game(group: Path, evaluation: dict) -> None:
+    """The evaluation of a game's policy, and where it was trained."""
+    group.mkdir(exist_ok=True)
     (group / "about.json").write_text(json.dumps(ABOUT))
     (group / "evaluation.json").write_text(json.dumps(evaluation))
 
@@ -126,14 +124,14 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     ]
 
 
-def test_games_with_another_lambda_than_the_preset_name_it(tmp_path):
-    facts = {"mean": 5.0, "interval": [4.0, 6.0], "human_normalized": 0.5, "env_steps": 100}
-    for name, value in (("boxing", LAMBDA), ("freeway", 0.5)):
-        write_game(tmp_path / name, {**facts, "env": f"{name}NoFrameskip-v4"}, value)
-    groups = tmp_path / "boxing", tmp_path / "freeway"
-    assert game_scores.mean_scores(*groups) == "* boxing: 5.0\n\nWith `--gae-lambda 0.5`:\n\n* freeway: 5.0\n"
-    _, machine, _, other, _ = game_scores.scores(*groups).split("\n\n")
-    assert other == f"{machine} With `--gae-lambda 0.5`."
+def test_games_were_trained_with_the_settings_of_todays_preset():
+    configs = sorted(RESULTS.glob("*/atari/seed-*/config.json"))
+    assert len(configs) == len(game_scores.GAMES) >= 10
+    for path in configs:
+        config = json.loads(path.read_text())
+        budget = 2_000_000 if path.parents[2].name in game_scores.SHORT else 10_000_000
+        expected = {**PRESETS["atari"], "total_env_steps": budget}
+        assert {name: config[name] for name in expected} == expected, path
 
 
 def test_games_of_a_table_have_as_many_decisions(tmp_path):
