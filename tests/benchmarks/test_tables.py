@@ -11,15 +11,16 @@ from pathlib import Path
 import game_scores
 import pytest
 import tables
+from comparisons import read_rows
 from trials import game_trials, sticky_trials, trials
 
 from a2c import Config
+from a2c.config.resolve import resolve
 from a2c.metrics.results import best_mean, first_passage, read_episodes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
 OF_A_RUN = {"env", "seed", "threads", "run_dir", "resume", "target_score", "total_env_steps"}
-CHOSEN_LATER = {"log_eps", "lstm_units"}  # config.json has what they became
 
 
 def write_game(group: Path, evaluation: dict) -> None:
@@ -127,14 +128,21 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
 
 
 def test_games_were_trained_with_the_settings_of_todays_preset():
-    preset = asdict(Config.from_preset("atari"))
-    settings = {name: value for name, value in preset.items() if name not in OF_A_RUN | CHOSEN_LATER}
+    preset = asdict(resolve(Config.from_preset("atari"), (4, 84, 84)))
+    settings = {name: value for name, value in preset.items() if name not in OF_A_RUN}
     configs = sorted(game_scores.RESULTS.glob("*/atari/seed-*/config.json"))
     assert len(configs) == len(game_scores.GAMES) >= 10
     for path in configs:
         config = json.loads(path.read_text())
         assert {name: config[name] for name in settings} == settings, path
         assert config["total_env_steps"] == (2_000_000 if path.parents[2].name in game_scores.SHORT else 10_000_000)
+
+
+def test_readme_names_the_hours_of_the_games():
+    runs = [run for game in game_scores.LONG for run in read_rows(game_scores.RESULTS / game / "compare.csv")]
+    hours = [run["seconds"] / 3600 for run in runs]
+    readme = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"one core: {min(hours):.1f} to {max(hours):.1f} hours" in readme
 
 
 def test_games_of_a_table_have_as_many_decisions(tmp_path):
