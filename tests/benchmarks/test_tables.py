@@ -138,11 +138,22 @@ def test_games_were_trained_with_the_settings_of_todays_preset():
         assert config["total_env_steps"] == (2_000_000 if path.parents[2].name in game_scores.SHORT else 10_000_000)
 
 
-def test_readme_names_the_hours_of_the_games():
-    runs = [run for game in game_scores.LONG for run in read_rows(game_scores.RESULTS / game / "compare.csv")]
-    hours = [run["seconds"] / 3600 for run in runs]
+@pytest.mark.parametrize(
+    ("text", "unit", "runs", "column"),
+    [
+        ("one core: {:.1f} to {:.1f} hours", 3600, game_scores.LONG, "seconds"),
+        ("takes {:.0f} to {:.0f} minutes on two cores", 60, ["pong-fast-two-cores"], "seconds_to_target"),
+        ("{:.0f} to {:.0f} without AVX-512", 60, ["pong-fast-avx2"], "seconds_to_target"),
+        ("[{:.0f} to {:.0f} minutes](#more-results-on-pong) (5 seeds); AVX2", 60, ["default"], "seconds_to_target"),
+        ("AVX2: {:.0f} to {:.0f} (3 seeds)", 60, ["default-avx2"], "seconds_to_target"),
+        ("[{:.0f} to {:.0f} minutes](#more-results-on-pong) (3 seeds)", 60, ["a2c-strict"], "seconds_to_target"),
+    ],
+)
+def test_readme_names_how_long_the_runs_took(text, unit, runs, column):
+    rows = [row for run in runs for row in read_rows(game_scores.RESULTS / run / "compare.csv")]
+    times = [row[column] / unit for row in rows]
     readme = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
-    assert f"one core: {min(hours):.1f} to {max(hours):.1f} hours" in readme
+    assert text.format(min(times), max(times)) in readme
 
 
 def test_games_of_a_table_have_as_many_decisions(tmp_path):
