@@ -316,7 +316,7 @@ def test_main_does_not_import_torch_before_a_command_runs():
 def test_train_names_wsl_on_windows():
     # The libraries first: they would look for the parts of the standard library that only Windows has.
     code = "import sys, gymnasium, matplotlib.pyplot, torch, a2c.cli.commands\nsys.platform = 'win32'\n"
-    code += "from a2c import Collector, make_envs, unpack_batch\n"
+    code += "from a2c import AtariA2C, Collector, a2c_loss, lambda_returns, make_envs, unpack_batch\n"
     code += "sys.exit(a2c.cli.commands.train(['--preset', 'cartpole']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     expected = "error: this part of a2c needs Linux, got Windows; install and use a2c in WSL\n"
