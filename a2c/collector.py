@@ -139,10 +139,11 @@ class Collector:
         return torch.from_numpy(np.concatenate(first)).to(self.compute.device)
 
     def collect(self, policy_version: float = 0.0, noise: float = 0.0) -> Collected:
-        """Collect the next rollout: `rollout_steps * N` decisions of a policy after `policy_version` updates.
+        """Collect the next rollout: `rollout_steps` decisions in each of the N environments.
 
-        `noise`: standard deviation of the noise on the logits, 0 for none (see `Policy.perturb`). Raises WorkerError
-        if an environment fails, FloatingPointError if logits are NaN or plus infinity.
+        `policy_version`: updates that the network has had, for the rollout's field. `noise`: standard deviation of the
+        noise on the logits, 0 for none (see `Policy.perturb`). Raises WorkerError if an environment fails,
+        FloatingPointError if logits are NaN or plus infinity.
         """
         buffers, device = self.buffers, self.compute.device
         for policy in self.policies:

@@ -36,7 +36,7 @@ class Rollout:
     obs: Tensor = _tensor("TN*")  # what the policy saw (uint8 for Atari)
     actions: Tensor = _tensor("TN", torch.int64)  # what it did
     rewards: Tensor = _tensor("TN", torch.float32)  # raw points of the game
-    terminated: Tensor = _tensor("TN", torch.bool)  # the episode ended with this decision
+    terminated: Tensor = _tensor("TN", torch.bool)  # the episode, or a life that counts as one, ended here
     truncated: Tensor = _tensor("TN", torch.bool)  # the episode was cut off with this decision
     starts: Tensor = _tensor("TN", torch.bool)  # obs[t] begins an episode (or a life that counts as one)
     values: Tensor = _tensor("TN", torch.float32)  # V(obs[t]) when acting, or by `valued_by`

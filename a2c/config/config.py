@@ -78,7 +78,7 @@ class Config:
     rollout_steps: Annotated[int, Range(1, 100_000)] = 32
     """Length of a rollout (steps per environment)."""
     num_minibatches: Annotated[int, Range(1, 10_000)] = 10
-    """Minibatches per rollout, one optimiser step each (count; whole environments: at most num_envs)."""
+    """Minibatches per rollout and epoch, one optimiser step each (count; whole environments: at most num_envs)."""
     shuffle: bool = True
     """Learn from single decisions in random order, else (with a recurrent network: always) from whole environments."""
     epochs: Annotated[int, Range(1, 1000)] = 3

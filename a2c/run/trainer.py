@@ -103,11 +103,11 @@ class Trainer:
         return introduction(self.config, self.spaces, self.learner.net, self.compute, self.run_dir)
 
     def run(self) -> TrainingResult:
-        """Train until the target, the budget or a signal. Call it once.
+        """Train until the target, the budget, `stop_after` or a signal. Call it once.
 
         Raises ValueError (the directory is in use, saved episodes are damaged), WorkerError (an environment fails again
-        and again), FloatingPointError (an output, loss, gradient or parameter is NaN or infinite), OSError (the last
-        checkpoint is not written), RankError (one is lost), RuntimeError (called again), KeyboardInterrupt (2 SIGINT).
+        and again), FloatingPointError (an output, loss, gradient or parameter is NaN or infinite), OSError (no last
+        checkpoint), RankError (a rank is lost), RuntimeError (called again), KeyboardInterrupt (a second SIGINT).
         """
         with stop_on_signals(self.stop):
             for _ in self:

@@ -71,7 +71,7 @@ def load(
     network: NetworkFn | None = None,
     env_fn: EnvFn | None = None,
 ) -> Agent:
-    """The frozen policy of a run, of a directory with an exported one, or of a checkpoint.
+    """The frozen policy of a run, of a directory that holds an exported one as `latest.pt`, or of a file.
 
     `checkpoint`, `network`, `env_fn`: as in `evaluate`, and so are ValueError, CheckpointError and WorkerError. The
     agent samples actions with the seed `seed`, or takes the most likely ones (`greedy`). It computes in float32, on the

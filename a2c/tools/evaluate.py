@@ -131,7 +131,7 @@ def evaluate(
     an episode, rewards are not clipped.
 
     Args:
-        run_dir: a run directory, one with an exported policy, or a checkpoint.
+        run_dir: a run directory, one that holds an exported policy as `latest.pt`, a checkpoint, or a policy file.
         episodes: how many, at least 1; at most 10 environments play them.
         checkpoint: `latest.pt`, `best.pt` or `policies/...` of the run, or the path of another file; None:
             `best.pt` where there is one, else `latest.pt`.
