@@ -141,9 +141,8 @@ class Collector:
     def collect(self, policy_version: float = 0.0, noise: float = 0.0) -> Collected:
         """Collect the next rollout: `rollout_steps` decisions in each of the N environments.
 
-        `policy_version`: updates that the network has had, for the rollout's field. `noise`: standard deviation of the
-        noise on the logits, 0 for none (see `Policy.perturb`). Raises WorkerError if an environment fails,
-        FloatingPointError if logits are NaN or plus infinity.
+        `policy_version`: updates of the network so far. `noise`: scale of the noise on the logits (`Policy.perturb`).
+        Raises WorkerError if an environment fails, FloatingPointError if logits are NaN or plus infinity.
         """
         buffers, device = self.buffers, self.compute.device
         for policy in self.policies:

@@ -39,7 +39,7 @@ from a2c.processes.errors import raising_worker_error
 from a2c.run.policies import policy_config
 
 TOLERANCE = 1e-4  # between torch and onnxruntime: absolute, plus the same share of torch's number
-DECISIONS = 32  # of the episode whose observations are compared
+DECISIONS = 32  # whose observations are compared
 INPUTS, OUTPUTS = ("obs", "rnn_state"), ("logits", "values", "next_rnn_state")
 
 
