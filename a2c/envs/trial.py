@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -66,7 +66,7 @@ def _restore_and_step(config: Config, spec: EnvSpec, snapshots: Sequence[Any], p
     """What the process runs: one environment is restored from each snapshot in turn."""
     prepare_worker()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a corrupted heap makes the C library print
-    _leave_no_core()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no core file
     env: Any = make_snapshot_env(config, spec, 0)
     env.reset(seed=0)
     pipe.send((READY, True))
@@ -83,10 +83,3 @@ def _restore_and_step(config: Config, spec: EnvSpec, snapshots: Sequence[Any], p
         env.snapshot = snapshot
         pipe.send((number, exact and env.exact))
     env.close()
-
-
-def _leave_no_core() -> None:
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

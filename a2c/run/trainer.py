@@ -106,8 +106,8 @@ class Trainer:
         """Train until the target, the budget, `stop_after` or a signal. Call it once.
 
         Raises ValueError (the directory is in use, saved episodes are damaged), WorkerError (an environment fails again
-        and again), FloatingPointError (an output, loss, gradient or parameter is NaN or infinite), OSError (no last
-        checkpoint), RankError (a rank is lost), RuntimeError (called again), KeyboardInterrupt (a second SIGINT).
+        and again), FloatingPointError (an output, loss, gradient or parameter is NaN or infinite), OSError (the last
+        checkpoint failed), RankError (a rank is lost), RuntimeError (called again), KeyboardInterrupt (second SIGINT).
         """
         with stop_on_signals(self.stop):
             for _ in self:

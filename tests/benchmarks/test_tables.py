@@ -139,13 +139,13 @@ def test_games_were_trained_with_the_settings_of_todays_preset():
         assert config["total_env_steps"] == (2_000_000 if path.parents[2].name in game_scores.SHORT else 10_000_000)
 
 
-def times_of(runs: list[str], column: str) -> list[float]:
+def column_of(runs: list[str], column: str) -> list[float]:
     """A column of the compare.csv of some comparisons."""
     return [row[column] for run in runs for row in read_rows(game_scores.RESULTS / run / "compare.csv")]
 
 
 def test_readme_names_the_hours_of_the_games():
-    hours = [seconds / 3600 for seconds in times_of(game_scores.LONG, "seconds")]
+    hours = [seconds / 3600 for seconds in column_of(game_scores.LONG, "seconds")]
     assert f"one core: {min(hours):.1f} to {max(hours):.1f} hours" in README.read_text(encoding="utf-8")
 
 
@@ -162,8 +162,18 @@ def test_readme_names_the_hours_of_the_games():
     ],
 )
 def test_readme_names_the_minutes_of_the_presets(text, run):
-    minutes = [seconds / 60 for seconds in times_of([run], "seconds_to_target")]
+    minutes = [seconds / 60 for seconds in column_of([run], "seconds_to_target")]
     assert text.format(min(minutes), max(minutes), len(minutes)) in README.read_text(encoding="utf-8")
+
+
+def test_tutorial_names_decisions_and_minutes_of_pong():
+    text = (BENCHMARKS.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    steps = column_of(["pong-fast-two-cores"], "steps_to_target")
+    fast = [seconds / 60 for seconds in column_of(["pong-fast-two-cores"], "seconds_to_target")]
+    slow = [seconds / 60 for seconds in column_of(["pong-fast-avx2"], "seconds_to_target")]
+    assert f"after {min(steps):,.0f} to {max(steps):,.0f} decisions" in text
+    assert f"in {min(fast):.0f} to {max(fast):.0f}\nminutes" in text
+    assert f"without AVX-512, took {min(slow):.0f} to {max(slow):.0f}." in text
 
 
 def test_games_of_a_table_have_as_many_decisions(tmp_path):
