@@ -77,7 +77,7 @@ def compute_gradients(
         )
         gradients = torch.autograd.grad(loss.total * weight, trainable_parameters(net), materialize_grads=True)
         detached = loss._replace(total=loss.total.detach())
-        returns, values = batch.returns, batch.values.detach().float()
+        returns, values = batch.returns.double(), batch.values.detach().float()  # double: see `explained_variance`
         return gradients, Terms(detached, returns.mean(), returns.square().mean(), values.mean())
 
     # The gradients of a single shard are computed here: what another thread does would not be part of a captured graph.
@@ -187,8 +187,7 @@ def describe_update(
 
 def explained_variance(terms: Terms) -> float:
     """Share of the variance of a minibatch's returns that the value head explains; NaN if all returns are equal."""
-    returns, squared, error, bias = map(
-        float, (terms.returns, terms.squared_returns, terms.loss.value, terms.loss.advantage)
-    )
-    variance = squared - returns**2
-    return 1.0 - (error - bias**2) / variance if variance > 1e-5 * squared else math.nan  # else it is rounding
+    returns, squared, error = float(terms.returns), float(terms.squared_returns), float(terms.loss.value)
+    variance, unexplained = squared - returns**2, error - float(terms.loss.advantage) ** 2
+    rounding = 1e-5 * error + 100 * torch.finfo(terms.squared_returns.dtype).eps * squared  # the loss is in float32
+    return 1.0 - unexplained / variance if variance > rounding else math.nan

@@ -50,9 +50,9 @@ METRICS = {
     "grad_var": "variance of the gradient's entries before clipping",
     "learning_rate": "step size of the optimiser now",
     "exploration_noise": "standard deviation of the noise on the logits now (nats)",
-    "share_env": "share of wall time in which environments step (0 to 1)",
-    "share_act": "share of wall time in which the policy acts (0 to 1)",
-    "share_learn": "share of wall time in which the network learns (0 to 1)",
+    "share_env": "share of wall time in which environments step",
+    "share_act": "share of wall time in which the policy acts",
+    "share_learn": "share of wall time in which the network learns",
 }
 GROUPS = {  # of the tags of TensorBoard and wandb, such as loss/loss_value
     "score": ("reward", "reward_100", "best_reward_100", "eval_score", "length_100", "episodes"),

@@ -147,7 +147,7 @@ def test_step_equals_the_unvectorised_environment_in_every_pixel_reward_and_flag
             assert (rewards[row], terminated[row], truncated[row]) == (want_reward, want_terminated, want_truncated)
             if want_final is not None:
                 ends += 1
-                # ale-py truncates before the last frame of a step, so it pools other frames into the last one.
+                # ale-py does not read the last screen before it truncates, so it pools other frames into the last one.
                 exact = slice(3) if backend == "native" and want_truncated else slice(4)
                 assert np.array_equal(info["final_obs"][row][exact], want_final[exact])
     assert ends >= 2 or env == PONG

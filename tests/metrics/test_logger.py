@@ -226,17 +226,25 @@ def test_run_logger_begins_another_event_file_after_one_that_the_disk_has_cut(tm
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_explained_variance_is_that_of_all_shards_together(threads):
+@pytest.mark.parametrize(("deviation", "shift"), [(1.0, 0.0), (0.01, 5.0), (0.003, 500.0)])
+def test_explained_variance_is_that_of_all_shards_together(threads, deviation, shift):
+    """Also where the returns are nearly equal: float32 would lose their variance."""
     rng, net = np.random.default_rng(0), MlpA2C((3,), 2)
-    transitions = [Experience(rng.normal(size=3).astype(np.float32), 0, float(rng.normal()), None) for _ in range(64)]
-    config = Config(threads=threads, precision="float32", reward_clip=0.0, num_minibatches=1, epochs=1)
-    with closing(Compute(config)) as compute:
-        _, terms = compute_gradients(net, Transitions(transitions), config, compute, False, 0.01)
     with torch.no_grad():
-        values = net(torch.tensor(np.array([one.state for one in transitions])))[1].squeeze(1).numpy()
-    returns = np.array([one.reward for one in transitions])
+        net.value[-1].bias.fill_(shift)
+        net.value[-1].weight.mul_(deviation)
+    rewards = [shift + deviation * float(rng.normal()) for _ in range(64)]
+    transitions = [Experience(rng.normal(size=3).astype(np.float32), 0, reward, None) for reward in rewards]
+    config = Config(threads=threads, precision="float32", reward_clip=0.0, num_minibatches=1, epochs=1)
+
+    def measured(transitions):
+        with closing(Compute(config)) as compute:
+            return explained_variance(compute_gradients(net, Transitions(transitions), config, compute, False, 0.01)[1])
+
+    with torch.no_grad():
+        values = net(torch.tensor(np.array([one.state for one in transitions])))[1].squeeze(1).double().numpy()
+    returns = np.float32(rewards).astype(np.float64)
     expected = 1.0 - (returns - values).var() / returns.var()
-    assert explained_variance(terms) == pytest.approx(expected, abs=1e-4) and abs(expected) > 0.01
-    same = Transitions([one._replace(reward=0.1) for one in transitions])
-    with closing(Compute(config)) as compute:
-        assert math.isnan(explained_variance(compute_gradients(net, same, config, compute, False, 0.01)[1]))
+    assert measured(transitions) == pytest.approx(expected, abs=1e-3 if shift else 1e-4) and abs(expected) > 0.01
+    for equal in (0.1, shift):
+        assert math.isnan(measured([one._replace(reward=equal) for one in transitions]))
