@@ -22,6 +22,14 @@ def _interrupts():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _buffered_output():
+    """The commands that the tests start write through a buffer, as in a shell, wherever the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_pictures():
     """curve.png has no picture, which would take most of the time of a short run; other drawings are as they are."""
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ import a2c
 PACKAGE = Path(a2c.__file__).parent
 SUBPACKAGES = {  # in the order of imports; None: the files of the method, which lie on top
     "config": ("extras", "presets", "validation", "config", "resolve"),
-    "processes": ("place", "limits", "errors", "watchdog", "start", "signals", "pool"),
+    "processes": ("place", "limits", "errors", "watchdog", "start", "signals", "exits", "pool"),
     "envs": ("packing", "atari", "layers", "snapshot", "single", "vector_env", "make", "trial"),
     "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (

@@ -10,8 +10,6 @@ rule and the value.
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import shlex
 import sys
 import time
@@ -24,8 +22,8 @@ from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
 from a2c.processes.errors import RankError, WorkerError, is_out_of_memory, reported_elsewhere
+from a2c.processes.exits import exit_on_sigterm, exit_with, flush_output, flushed_output
 from a2c.processes.place import find_place
-from a2c.processes.signals import exit_with
 
 PATIENCE = 10.0  # seconds that a rank waits for the rank that prints the error
 ADVICE = "use fewer environments, shorter rollouts, smaller minibatches or smaller frames"
@@ -53,6 +51,8 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         code = answer(*args, **kwargs)
+        with contextlib.suppress(OSError):  # of a command that has failed
+            flush_output()
         # With torch 2.13, an exit of ranks that had been connected may abort in a destructor of C++.
         return exit_with(code, at_once=True) if find_place().size > 1 else code
 
@@ -60,7 +60,8 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         with contextlib.suppress(AttributeError):  # there is no output, or one without an encoding
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # it may lack letters of a path
         try:
-            return command(*args, **kwargs)
+            with flushed_output():
+                return command(*args, **kwargs)
         except ValueError as error:
             return _refuse(error)
         except BrokenPipeError:  # who read the output has ended, as in `a2c --help | head`
@@ -117,6 +118,9 @@ def _train(config: Config) -> int:
         latest = trainer.run_dir / LATEST
         kept = f"the last checkpoint is kept: {latest}" if latest.exists() else "no checkpoint was written yet"
         return _refuse(error, f"out of memory: {ADVICE}; {kept} ({str(error)[:200]})", code=1)
+    finally:
+        with contextlib.suppress(OSError):  # nobody reads what a run has printed: that changes nothing in it
+            flush_output()
 
 
 def _evaluate(options: Evaluate) -> int:
@@ -124,11 +128,11 @@ def _evaluate(options: Evaluate) -> int:
     import torch
 
     from a2c.metrics.console import episode_bar
-    from a2c.tools.evaluate import describe, play
+    from a2c.tools.evaluate import as_json, describe, play
 
     if options.cuda and not torch.cuda.is_available():
         print("--cuda: torch finds no GPU here, so the CPU is used", file=sys.stderr)
-    with episode_bar(options.episodes) as watch:
+    with exit_on_sigterm(), episode_bar(options.episodes) as watch:
         evaluation = play(
             options.run_dir,
             options.episodes,
@@ -139,17 +143,8 @@ def _evaluate(options: Evaluate) -> int:
             watch=watch,
         )
     summary = evaluation.summary()
-    print(json.dumps(_finite(summary), indent=2, allow_nan=False) if options.json else "\n".join(describe(summary)))
+    print(as_json(summary) if options.json else "\n".join(describe(summary)))
     return 0
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None, for every NaN and infinity, which JSON cannot represent."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _record(options: RecordVideo) -> int:
@@ -163,7 +158,7 @@ def _record(options: RecordVideo) -> int:
         from a2c.tools.tensorboard_video import check_gif, log_video
 
         check_gif(out, options.run_dir)
-    with episode_bar(max(options.episodes, options.best_of)) as watch:
+    with exit_on_sigterm(), episode_bar(max(options.episodes, options.best_of)) as watch:
         episodes = record_video(
             options.run_dir,
             out,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 from a2c.processes.start import SIGNALS
@@ -68,17 +66,3 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def exit_with(code: int, at_once: bool = False) -> int:
-    """Return `code`; where a compute thread hangs in an environment, end the process at once: it could not exit.
-
-    `at_once`: end it in any case. An interactive interpreter (a notebook) is never ended.
-    """
-    hanging = any(thread.name.startswith("a2c-compute") for thread in threading.enumerate())
-    if (at_once or hanging) and not hasattr(sys, "ps1"):
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed at the start
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
-    return code

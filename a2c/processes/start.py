@@ -9,6 +9,7 @@ import multiprocessing.util  # registers its function at exit before ours, which
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 # May be sent to the whole process group; the parent handles them. Windows has no SIGHUP, which a closed terminal sends.
 SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+LONGEST_TEMPORARY = 107 - len("/listener-12345678")  # bytes of a path: a socket in it may have 107
 START_TIMEOUT = 300.0  # seconds in which a worker process must have started
 WORKER_NAME = "A2CWorker"  # part of the name of every process that this package starts
 _hiding_main = threading.RLock()  # two threads that hide and restore it in turn would restore the wrong one
@@ -34,19 +36,37 @@ def worker_context(preload: Sequence[str]) -> str:
         return "spawn"
     from multiprocessing import forkserver, resource_tracker
 
+    if len(os.fsencode(multiprocessing.util.get_temp_dir())) > LONGEST_TEMPORARY:
+        rule = "the directory of temporary files (TMPDIR) must have a path short enough for sockets"
+        raise ValueError(f"{rule}, got {tempfile.gettempdir()!r}")
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *preload])
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        forkserver.ensure_running()  # the server and its children inherit the mask, see `_unblock_others`
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _safe_path():
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            forkserver.ensure_running()  # the server and its children inherit the mask, see `_unblock_others`
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if sys.platform == "linux":  # a server that was started earlier has the limit of then, and opens a file per worker
         import resource
 
         server: Any = forkserver._forkserver
         resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
     return "forkserver"
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Python processes that start in this context import no modules of the working directory, as with `-P`."""
+    changes = {"PYTHONPATH": module_environ()["PYTHONPATH"], "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ[name] for name in changes if name in os.environ}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

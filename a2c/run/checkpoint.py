@@ -69,6 +69,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         why = "the directory has no such file" if path.parent.is_dir() else "there is no such directory"
         raise CheckpointError(f"checkpoint must be a file, got {path}: {why}")
+    if not os.access(path, os.R_OK):
+        raise CheckpointError(f"checkpoint {path} cannot be read: permission denied")
     try:
         _check_archive(path)
         # Mapped, no storage can reach beyond the file, whatever size the pickle gives it.
@@ -208,10 +210,7 @@ def load_run(path: Path, config: Config, spaces: Spaces, network: NetworkFn | No
     """`load_checkpoint` to resume a run; CheckpointError for a policy file, or another env, algorithm or network."""
     state = load_checkpoint(path)
     if is_policy(state):
-        raise CheckpointError(
-            f"checkpoint {path} holds a policy only, without the optimiser's state: it can be evaluated and recorded, "
-            "not resumed"
-        )
+        raise CheckpointError(f"checkpoint {path} holds a policy only: it can be evaluated and recorded, not resumed")
     with raising_checkpoint_error(path):
         check_belongs(state, config, path)
         make_checked(state, config, spaces, path, network)

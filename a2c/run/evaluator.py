@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from a2c.config.config import Config
@@ -11,9 +12,10 @@ from a2c.metrics.files import CsvTable
 from a2c.metrics.results import EVALUATION_COLUMNS, read_evaluations
 from a2c.processes.start import module_environ
 
-# Everything that the run has to do goes first. The process is killed with `close`, or ends with its input, however
-# the run ends; Ctrl-C does not reach it.
+# Everything that the run has to do goes first. The process ends with `close`, or with its input, however the run
+# ends; Ctrl-C does not reach it.
 CODE = "import os, sys; os.nice(19); from a2c.tools.frozen import follow_main; follow_main(*sys.argv[1:])"
+PATIENCE = 2.0  # seconds that `close` gives it to end by itself
 
 
 class Evaluator:
@@ -66,5 +68,8 @@ class Evaluator:
         """End the process, whatever it does. May be called twice."""
         process, self.process = self.process, None
         if process is not None:
+            process.terminate()  # it removes its temporary files
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
             process.kill()
             process.communicate()  # closes the pipe and waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,10 @@ def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
     summaries = summarise(runs, rows)
     write_csv(out / "compare.csv", rows)
     write_csv(out / "summary.csv", summaries)
-    draw(out, runs, summaries)
+    try:
+        draw(out, runs, summaries)
+    except Exception as error:  # a matplotlibrc that asks for LaTeX, a score too large to draw, and so on
+        print(f"compare.png could not be drawn: {error}", file=sys.stderr)
     print_table(summaries)
     for run in runs:
         if run.name in unreadable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import ExitStack
 from dataclasses import replace
@@ -101,6 +102,20 @@ def describe(summary: dict[str, Any]) -> list[str]:
         share = f"{100 * summary['human_normalized']:.1f} %"
         lines.append(f"human     {share} (0 % is a random player, {random:g}; 100 % a human, {human:g})")
     return lines
+
+
+def as_json(summary: dict[str, Any]) -> str:
+    """`summary` of an evaluation as JSON; null for what is NaN or infinite."""
+    return json.dumps(_finite(summary), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None, for every NaN and infinity, which JSON cannot represent."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rules(summary: dict[str, Any]) -> list[str]:

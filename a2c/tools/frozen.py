@@ -13,6 +13,7 @@ from a2c.config.config import Config
 from a2c.metrics.files import CsvTable
 from a2c.metrics.results import EVALUATION_COLUMNS, read_episodes, read_evaluations
 from a2c.processes.errors import WorkerError
+from a2c.processes.exits import exit_on_sigterm
 from a2c.processes.start import stop_with_input
 from a2c.run.checkpoint import LATEST, CheckpointError, load_checkpoint
 from a2c.run.policies import kept_policies
@@ -31,7 +32,8 @@ def command(run_dir: Path, target: float, threads: int) -> list[str]:
 def main(run_dir: str, target: str, threads: str) -> int:
     """Entry point of that process, which ends when its standard input is closed."""
     stop_with_input()
-    evaluate_kept(Path(run_dir), float(target), int(threads))
+    with exit_on_sigterm():
+        evaluate_kept(Path(run_dir), float(target), int(threads))
     return 0
 
 
@@ -66,10 +68,11 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
 def follow_main(run_dir: str, every: str, episodes: str, after: str) -> None:
     """Entry point of the process that `a2c.run.evaluator` starts, which ends when its standard input is closed."""
     stop_with_input()
-    evaluations = Evaluations(Path(run_dir), int(every), int(episodes), int(after))
-    while True:
-        if not evaluations.evaluate_newest():
-            time.sleep(POLL)
+    with exit_on_sigterm():
+        evaluations = Evaluations(Path(run_dir), int(every), int(episodes), int(after))
+        while True:
+            if not evaluations.evaluate_newest():
+                time.sleep(POLL)
 
 
 class Evaluations:

@@ -155,7 +155,11 @@ def _draw(groups: Sequence[Sequence[PlottedRun]], out: Path, x: X, metric: str, 
     axes.set(xlabel=title, ylabel=textwrap.fill(METRICS[metric], 44), title=_title(runs))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", fontsize=8)
-    write_atomically(out, picture(figure, out.suffix[1:]))
+    try:
+        drawn = picture(figure, out.suffix[1:])
+    except RuntimeError as error:  # such as a matplotlibrc that asks for LaTeX, which is not there
+        raise OSError(f"{out} could not be drawn: {error}") from error
+    write_atomically(out, drawn)
 
 
 def _unit(x: X, longest: float) -> tuple[str, float]:

@@ -120,6 +120,9 @@ def _write(out: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
         path = Path(folder) / out.name
         try:
             write_video(path, pictures, fps)
+        except OSError as error:
+            raise OSError(f"the video could not be written to {folder} (TMPDIR): {error}") from error
+        try:
             write_atomically(out, path.read_bytes())
         except OSError as error:
             raise OSError(f"{out} could not be written: {error}") from error

@@ -74,10 +74,14 @@ def check_runs(out: Path, runs: Sequence[Run]) -> None:
         for path in (out / run.setting, out / run.name, out / f"{run.name}.log"):
             if path.is_symlink():
                 raise ValueError(f"{path} must not be a symbolic link; remove it or use another out")
+        settings = out / run.name / "config.json"
         try:
-            saved = Config.from_json(read_small(out / run.name / "config.json"))
+            saved = Config.from_json(read_small(settings))
         except FileNotFoundError:
             continue
+        except (TypeError, ValueError) as error:
+            why = f"is damaged or of another version of a2c ({error}); use another out"
+            raise ValueError(f"{settings} {why}") from error
         for field in dataclasses.fields(Config):
             was, now = getattr(saved, field.name), getattr(run.config, field.name)
             if field.name not in MAY_CHANGE and was != now:

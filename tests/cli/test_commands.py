@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from disks import FULL
 from runs import TRAIN_PY
 
 import a2c
@@ -159,10 +160,21 @@ def test_train_names_the_nearest_flag_whatever_the_terminal_can_draw(encoding, f
     assert "---" not in done.stderr and "," not in done.stderr.split("did you mean")[1]
 
 
-def test_a_reader_that_has_ended_is_no_error():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_ended_is_no_error(unbuffered):
     code = f"{sys.executable} -m a2c evaluate --help | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, env=module_environ())
+    environ = {**module_environ(), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, env=environ)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"]])
+def test_output_on_a_full_disk_is_an_error_in_one_line(args):
+    with open(FULL, "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "a2c", *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
-"""How signals ask a run to stop, and how a command ends its process."""
+"""How signals ask a run to stop."""
 
 import signal
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -41,9 +39,3 @@ def test_stop_on_signals_changes_nothing_outside_the_main_thread():
     thread.start()
     thread.join()
     assert within == [before]
-
-
-def test_exit_with_ends_a_process_without_standard_output_by_its_code():
-    code = "import sys; from a2c.processes.signals import exit_with; sys.stdout = None; exit_with(7, at_once=True)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, "")

@@ -1,12 +1,14 @@
 """How worker processes start, and what they leave alone."""
 
+import multiprocessing.util
+import os
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from a2c.processes.start import without_main, worker_context
+from a2c.processes.start import LONGEST_TEMPORARY, without_main, worker_context
 
 
 def test_worker_context_is_spawn_on_macos(monkeypatch):
@@ -80,3 +82,40 @@ ready.wait()
 def test_worker_processes_of_other_programs_end_by_their_own_signal_handler():
     done = subprocess.run([sys.executable, "-c", CLEAN_UP], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("cleaned up\n", "")
+
+
+ONE_WORKER = """
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
+
+make_envs(Config(env="CartPole-v1", num_envs=1)).close()
+"""
+
+
+def test_worker_processes_take_no_modules_from_the_working_directory(tmp_path):
+    for name in ("random", "secrets", "selectors"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()")
+    (tmp_path / "a2c").mkdir()
+    (tmp_path / "a2c" / "__init__.py").write_text("open('executed', 'w').close()")
+    command = [sys.executable, "-P", "-c", ONE_WORKER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and not (tmp_path / "executed").exists()
+
+
+def test_worker_context_leaves_the_environment_as_it_was(monkeypatch):
+    for name, value in (("PYTHONPATH", "/somewhere"), ("PYTHONSAFEPATH", "")):
+        monkeypatch.setenv(name, value)
+        before = dict(os.environ)
+        worker_context([])
+        assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS starts its workers without a socket")
+def test_temporary_files_below_too_long_a_path_are_refused(monkeypatch):
+    for length in (LONGEST_TEMPORARY, LONGEST_TEMPORARY + 1):
+        monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda length=length: "/" + "x" * (length - 1))
+        if length == LONGEST_TEMPORARY:
+            assert worker_context([]) == "forkserver"
+        else:
+            with pytest.raises(ValueError, match=r"\(TMPDIR\) must have a path short enough for sockets, got '"):
+                worker_context([])

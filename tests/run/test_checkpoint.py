@@ -112,6 +112,14 @@ def test_checkpoint_that_is_missing_is_refused(tmp_path):
         assert str(path) in one_line(refusal)
 
 
+def test_checkpoint_that_may_not_be_read_does_not_count_as_damaged(tmp_path, monkeypatch):
+    for name in ("previous.pt", "latest.pt"):
+        save_checkpoint(tmp_path / name, state_of(TinyNet()))
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)  # the tests may run as root
+    with pytest.raises(CheckpointError, match=r"latest\.pt cannot be read: permission denied$"):
+        load_checkpoint(tmp_path / "latest.pt")
+
+
 @pytest.mark.parametrize("keep", [0, 1, 100, 0.5, -1])
 def test_checkpoint_that_is_truncated_is_refused(tmp_path, keep):
     path = tmp_path / "latest.pt"

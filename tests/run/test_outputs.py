@@ -323,8 +323,9 @@ def test_train_command_saves_a_run_whose_output_cannot_be_written(tmp_path):
             run.stdout.close()
         runs.append(run)
     for i, run in enumerate(runs):
-        err, _ = run.stderr.read(), run.wait(60)
+        err, code = run.stderr.read().decode(), run.wait(60)
         assert load_checkpoint(tmp_path / str(i) / "latest.pt")["env_steps"] == 800, err
+        assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize("ignored", [False, True])

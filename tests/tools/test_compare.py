@@ -355,3 +355,24 @@ def test_compare_when_killed_stops_its_runs_and_can_be_started_again_at_once(tmp
     again.terminate()
     printed, _ = again.communicate(timeout=60)
     assert again.returncode == 128 + signal.SIGTERM and "failed" not in printed
+
+
+def test_a_comparison_whose_picture_cannot_be_drawn_still_has_its_tables(tmp_path, monkeypatch, capfd):
+    def draw(*_):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr("a2c.tools.compare.draw", draw)
+    assert fakes(tmp_path, "end") == 0
+    printed = capfd.readouterr()
+    assert printed.err == "compare.png could not be drawn: latex could not be found\n" and "1 of 1" in printed.out
+    assert rows(tmp_path / "summary.csv")
+
+
+def test_a_run_of_another_version_is_refused_by_the_name_of_its_file(out, tmp_path, capsys):
+    copy = copy_of(out, tmp_path)
+    path = copy / "gamma=0.9/seed-3/config.json"
+    for text in (json.dumps(json.loads(path.read_text()) | {"warmup_steps": 0}), ""):
+        path.write_text(text)
+        assert cli.main(["compare", str(copy), *KEPT, "--vary", "gamma=0.9", "--seeds", "3"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {path} is damaged or of another version of a2c (") and err.count("\n") == 1

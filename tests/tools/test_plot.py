@@ -210,3 +210,12 @@ def test_plot_does_not_import_torch(tmp_path):
     code = "import sys; from a2c.cli.commands import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     args = ["plot", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "a.png")]
     assert subprocess.run([sys.executable, "-c", code, *args], capture_output=True, timeout=60).returncode == 0
+
+
+def test_a_picture_that_cannot_be_made_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    def picture(*_):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr("a2c.tools.plot.picture", picture)
+    assert cli.main(["plot", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "a.png")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'a.png'} could not be drawn: latex could not be found\n"

@@ -4,10 +4,12 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import fake_train
 import pytest
+from disks import FULL
 from runs import rows
 from toys import wait_for
 
@@ -242,3 +244,14 @@ def test_episodes_of_the_rollout_that_reaches_the_budget_count(tmp_path):
     with open(tmp_path / first.name / "episodes.csv", "a") as file:
         file.write("1024,60,500,10\n" * 30)  # the target, 475, at the end of the second rollout of 512
     assert by_result(tmp_path, [first, second], {first.name: 0, second.name: 0}) == ["gamma=0", "gamma=1"]
+
+
+def test_a_sweep_goes_on_where_its_lines_cannot_be_written(tmp_path, scores, monkeypatch):
+    monkeypatch.setattr("a2c.tools.sweep.report", lambda *_: None)  # the table is what the command is for
+    with open(FULL, "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert sweep(tmp_path, runs(4), scores(10, 40, 20, 30), 2, "a2c sweep", None) == 0
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
+    assert "--resume" in (tmp_path / "gamma=1/seed-0.log").read_text()
