@@ -31,8 +31,8 @@ def command(run_dir: Path, target: float, threads: int) -> list[str]:
 
 def main(run_dir: str, target: str, threads: str) -> int:
     """Entry point of that process, which ends when its standard input is closed."""
-    stop_with_input()
     with exit_on_sigterm():
+        stop_with_input()
         evaluate_kept(Path(run_dir), float(target), int(threads))
     return 0
 
@@ -67,8 +67,8 @@ def evaluate_kept(run_dir: Path, target: float, threads: int = 0) -> None:
 
 def follow_main(run_dir: str, every: str, episodes: str, after: str) -> None:
     """Entry point of the process that `a2c.run.evaluator` starts, which ends when its standard input is closed."""
-    stop_with_input()
     with exit_on_sigterm():
+        stop_with_input()
         evaluations = Evaluations(Path(run_dir), int(every), int(episodes), int(after))
         while True:
             if not evaluations.evaluate_newest():

@@ -118,14 +118,13 @@ def _check_counts(episodes: int, best_of: int, max_length: int) -> None:
 def _write(out: Path, pictures: Iterator[np.ndarray], fps: float) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / out.name
+        where = f" in {folder} (TMPDIR)"
         try:
             write_video(path, pictures, fps)
-        except OSError as error:
-            raise OSError(f"the video could not be written to {folder} (TMPDIR): {error}") from error
-        try:
+            where = ""
             write_atomically(out, path.read_bytes())
         except OSError as error:
-            raise OSError(f"{out} could not be written: {error}") from error
+            raise OSError(f"{out} could not be written{where}: {error}") from error
 
 
 class Recorder:

@@ -124,7 +124,7 @@ def test_means_are_those_of_evaluate(run_dir):
 def test_its_process_ends_when_its_input_is_closed(run_dir):
     with subprocess.Popen(frozen.command(run_dir, np.inf, 1), stdin=subprocess.PIPE, env=module_environ()) as process:
         process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGTERM and not (run_dir / "evaluations.csv").exists()
+    assert process.returncode == 128 + signal.SIGTERM and not (run_dir / "evaluations.csv").exists()
 
 
 def test_its_process_imports_nothing_of_the_working_directory(run_dir, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import tomllib
 from contextlib import closing
 from dataclasses import replace
@@ -186,6 +187,7 @@ def test_record_video_raises_on_a_full_disk(run, name, tmp_path):
     command = [sys.executable, "-m", "a2c", "record", str(run), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=small_disk)
     assert done.returncode == 1 and f"error: {out} could not be written" in done.stderr
+    assert f"{tempfile.gettempdir()}/" in done.stderr and "(TMPDIR): " in done.stderr
     assert out.read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == [name]
 
 
