@@ -186,7 +186,7 @@ def describe_update(
 
 
 def explained_variance(terms: Terms) -> float:
-    """Share of the variance of a minibatch's returns that the value head explains; NaN if all returns are equal."""
+    """Share of the variance of a minibatch's returns that the value head explains; NaN if they are (nearly) equal."""
     returns, squared, error = float(terms.returns), float(terms.squared_returns), float(terms.loss.value)
     variance, unexplained = squared - returns**2, error - float(terms.loss.advantage) ** 2
     rounding = 1e-5 * error + 100 * torch.finfo(terms.squared_returns.dtype).eps * squared  # the loss is in float32

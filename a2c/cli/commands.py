@@ -229,7 +229,11 @@ def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int
     from a2c.tools.sweep import sweep
 
     given = (options.out, runs, TRAIN, options.jobs, shlex.join(["a2c", *args]))
-    return sweep(*given, options.budget) if isinstance(options, Sweep) else compare(*given)
+    try:
+        return sweep(*given, options.budget) if isinstance(options, Sweep) else compare(*given)
+    finally:
+        with contextlib.suppress(OSError):  # as for a training
+            flush_output()
 
 
 RUN: dict[type[Options], Callable[[Any], int]] = {  # what runs the options of a command; `_compare` takes more

@@ -10,17 +10,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
+class Terminated(SystemExit):
+    """SIGTERM has ended the process; `code` is its exit code."""
+
+    code: int
+
+
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
     """SIGTERM raises SystemExit, so that no temporary files and no worker processes stay. In the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except Terminated as ended:
+        exit_with(ended.code)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _terminate(number: int, _: object) -> None:
+    raise Terminated(128 + number)
 
 
 def flush_output() -> None:
@@ -29,7 +42,8 @@ def flush_output() -> None:
         if sys.stdout is not None:  # it was closed at the start
             sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
         raise
 
 

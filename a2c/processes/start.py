@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import multiprocessing
 import multiprocessing.util  # registers its function at exit before ours, which is therefore called first
 import os
@@ -22,6 +23,8 @@ SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTE
 LONGEST_TEMPORARY = 107 - len("/listener-12345678")  # bytes of a path: a socket in it may have 107
 START_TIMEOUT = 300.0  # seconds in which a worker process must have started
 WORKER_NAME = "A2CWorker"  # part of the name of every process that this package starts
+BEFORE = "A2C_ENVIRON_BEFORE"  # variable with what `_safe_path` changes
+_changing_environ = threading.Lock()
 _hiding_main = threading.RLock()  # two threads that hide and restore it in turn would restore the wrong one
 
 
@@ -59,14 +62,21 @@ def worker_context(preload: Sequence[str]) -> str:
 def _safe_path() -> Iterator[None]:
     """Python processes that start in this context import no modules of the working directory, as with `-P`."""
     changes = {"PYTHONPATH": module_environ()["PYTHONPATH"], "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ[name] for name in changes if name in os.environ}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name in changes:
-            del os.environ[name]
-        os.environ.update(before)
+    with _changing_environ:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes, **{BEFORE: json.dumps(before)})
+        try:
+            yield
+        finally:
+            _restore_environ()
+
+
+def _restore_environ() -> None:
+    """Undo what `_safe_path` has changed; in the fork server, too, for the programs that an environment may start."""
+    for name, value in json.loads(os.environ.pop(BEFORE)).items():
+        del os.environ[name]
+        if value is not None:
+            os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -157,3 +167,5 @@ def _unblock_others(_: object) -> None:
 _STARTED_BY = "from multiprocessing.forkserver import main; main("
 if multiprocessing.parent_process() is None and "".join(sys.orig_argv[-1:]).startswith(_STARTED_BY):
     multiprocessing.util.register_after_fork(_unblock_others, _unblock_others)
+    if BEFORE in os.environ:
+        _restore_environ()

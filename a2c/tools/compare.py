@@ -10,7 +10,7 @@ from pathlib import Path
 from a2c.run.about import comparison_facts, write_about
 from a2c.run.run_dir import RunLock
 from a2c.tools.compare_plot import draw
-from a2c.tools.jobs import FAILED, Jobs, last_line
+from a2c.tools.jobs import FAILED, Jobs, last_line, print_line
 from a2c.tools.runs import Run, check_runs, resolved
 from a2c.tools.summary import OUT_OF_TIME, print_table, row_of, summarise, write_csv
 
@@ -28,7 +28,7 @@ def compare(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, com
         work.train_all(runs, jobs)
         if len(work.codes) < len(runs):
             finished = f"{sum(code == 0 for code in work.codes.values())} of {len(runs)} runs finished"
-            print(f"stopped by {work.request.name}, {finished}; the same command continues")
+            print_line(f"stopped by {work.request.name}, {finished}; the same command continues")
             return 128 + work.request.number
         report(out, runs, work.codes)
         return int(any(work.codes.values()))
@@ -71,6 +71,8 @@ def report(out: Path, runs: Sequence[Run], codes: dict[str, int]) -> None:
     write_csv(out / "summary.csv", summaries)
     try:
         draw(out, runs, summaries)
+    except OSError:
+        raise
     except Exception as error:  # a matplotlibrc that asks for LaTeX, a score too large to draw, and so on
         print(f"compare.png could not be drawn: {error}", file=sys.stderr)
     print_table(summaries)

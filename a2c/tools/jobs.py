@@ -68,6 +68,11 @@ class Lines:
         self.console.print(text, soft_wrap=True, markup=False, emoji=False)
 
 
+def print_line(text: str) -> None:
+    """Print one line; nothing happens where nobody reads it, and the runs go on."""
+    QuietConsole(highlight=False).print(text, soft_wrap=True, markup=False, emoji=False)
+
+
 class Jobs:
     """Trains the runs of a comparison in `out`, each in a process of its own.
 

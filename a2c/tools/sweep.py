@@ -7,16 +7,14 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from a2c.metrics.console import QuietConsole
 from a2c.metrics.results import first_passage, median, moving_mean, read_finite_episodes
 from a2c.tools.compare import opened, report
-from a2c.tools.jobs import Jobs
+from a2c.tools.jobs import Jobs, print_line
 from a2c.tools.runs import Run
 from a2c.tools.summary import OUT_OF_TIME
 
@@ -52,14 +50,13 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
     """
     decisions, seconds = parse_budget(budget)
     rounds = plan(runs, decisions)
-    show = partial(QuietConsole(highlight=False).print, soft_wrap=True, markup=False, emoji=False)
     with opened(out, runs, command, jobs) as runs:
         work = Jobs(out, train, deadline=time.monotonic() + seconds)
         ranked, codes = list(dict.fromkeys(run.setting for run in runs)), dict[str, int]()
         reached = {run.name: run for run in runs}  # with the stop of the last round that it took part in
         for number, one in enumerate(rounds, start=1):
             todo = [until(run, one) for run in runs if run.setting in ranked[: one.settings]]
-            show(f"round {number} of {len(rounds)}: {one.settings} settings, {len(todo)} runs, {_limits(todo)}")
+            print_line(f"round {number} of {len(rounds)}: {one.settings} settings, {len(todo)} runs, {_limits(todo)}")
             work.train_all(todo, jobs)
             reached |= {run.name: run for run in todo}
             # A failure of an earlier try stays one.
@@ -71,9 +68,9 @@ def sweep(out: Path, runs: Sequence[Run], train: Sequence[str], jobs: int, comma
             if complete:
                 continue
             if not work.out_of_time:
-                show(f"stopped by {work.request.name} in round {number}; the same command continues")
+                print_line(f"stopped by {work.request.name} in round {number}; the same command continues")
                 return 128 + work.request.number
-            show(f"the budget of {budget} is used up in round {number}; the same command continues")
+            print_line(f"the budget of {budget} is used up in round {number}; the same command continues")
             break
         shown = [_as_trained(run, work.recorded(run, "stop_after")) for run in reached.values()]
         report(out, sorted(shown, key=lambda run: ranked.index(run.setting)), codes)

@@ -97,17 +97,51 @@ def test_worker_processes_take_no_modules_from_the_working_directory(tmp_path):
         (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()")
     (tmp_path / "a2c").mkdir()
     (tmp_path / "a2c" / "__init__.py").write_text("open('executed', 'w').close()")
-    command = [sys.executable, "-P", "-c", ONE_WORKER]
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "main.py").write_text(ONE_WORKER)
+    command = [sys.executable, "script/main.py"]  # not with -P, which Python would pass on to the fork server
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and not (tmp_path / "executed").exists()
 
 
-def test_worker_context_leaves_the_environment_as_it_was(monkeypatch):
-    for name, value in (("PYTHONPATH", "/somewhere"), ("PYTHONSAFEPATH", "")):
-        monkeypatch.setenv(name, value)
-        before = dict(os.environ)
-        worker_context([])
-        assert dict(os.environ) == before
+ENVIRONS = """
+import json, os, threading
+from concurrent.futures import ThreadPoolExecutor
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from a2c.config.config import Config
+from a2c.envs.make import make_envs
+from a2c.processes.start import worker_context
+
+
+class Tells(gymnasium.Wrapper):
+    def __init__(self, **_):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        with open("environ.json", "w") as file:
+            json.dump(ours(), file)
+
+
+def ours():
+    return {name: text for name, text in os.environ.items() if name.startswith(("PYTHON", "A2C"))}
+
+
+before = ours()
+with ThreadPoolExecutor(2) as pool:
+    barrier = threading.Barrier(2)
+    assert list(pool.map(lambda _: (barrier.wait(), worker_context([]))[1], range(2))) == ["forkserver"] * 2
+make_envs(Config(env="Tells-v0", num_envs=1), spec=EnvSpec("Tells-v0", entry_point=Tells)).close()
+assert ours() == before
+assert json.load(open("environ.json")) == before, "in a worker"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS starts its workers without a fork server")
+@pytest.mark.parametrize("set_before", [{}, {"PYTHONPATH": "/somewhere", "PYTHONSAFEPATH": ""}])
+def test_environment_variables_are_as_they_were_here_and_in_a_worker(set_before, tmp_path):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | set_before
+    command = [sys.executable, "-c", ENVIRONS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS starts its workers without a socket")

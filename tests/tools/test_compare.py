@@ -367,6 +367,13 @@ def test_a_comparison_whose_picture_cannot_be_drawn_still_has_its_tables(tmp_pat
     assert printed.err == "compare.png could not be drawn: latex could not be found\n" and "1 of 1" in printed.out
     assert rows(tmp_path / "summary.csv")
 
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("a2c.tools.compare.draw", full)
+    with pytest.raises(OSError, match="No space"):
+        fakes(tmp_path, "end")
+
 
 def test_a_run_of_another_version_is_refused_by_the_name_of_its_file(out, tmp_path, capsys):
     copy = copy_of(out, tmp_path)
@@ -376,3 +383,15 @@ def test_a_run_of_another_version_is_refused_by_the_name_of_its_file(out, tmp_pa
         assert cli.main(["compare", str(copy), *KEPT, "--vary", "gamma=0.9", "--seeds", "3"]) == 2
         err = capsys.readouterr().err
         assert err.startswith(f"error: {path} is damaged or of another version of a2c (") and err.count("\n") == 1
+
+
+def test_a_comparison_that_nobody_reads_keeps_its_exit_code(tmp_path):
+    read, stdout = os.pipe()
+    endless = ["--preset", "cartpole", "--total-env-steps", "100000000", "--target-score", "1000", "--log-every", "0.2"]
+    command = [sys.executable, "-m", "a2c", "compare", str(tmp_path / "out"), *endless]
+    with subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        os.close(stdout)
+        wait_for(lambda: has_rows(tmp_path / "out/cartpole/seed-0/metrics.csv"), 120)
+        os.close(read)
+        process.send_signal(signal.SIGINT)
+        assert (process.stderr.read(), process.wait(60)) == ("", 128 + signal.SIGINT)
