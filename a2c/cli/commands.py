@@ -22,7 +22,7 @@ from a2c.cli.flags import parse_command, parse_config
 from a2c.cli.options import Compare, Evaluate, Export, Options, Plot, RecordVideo, Report, Sweep, Watch
 from a2c.config.config import Config
 from a2c.processes.errors import RankError, WorkerError, is_out_of_memory, reported_elsewhere
-from a2c.processes.exits import exit_on_sigterm, exit_with, flush_output, flushed_output
+from a2c.processes.exits import exit_on_sigterm, exit_with, flush_or_drop_output, flushed_output
 from a2c.processes.place import find_place
 
 PATIENCE = 10.0  # seconds that a rank waits for the rank that prints the error
@@ -51,8 +51,7 @@ def _in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         code = answer(*args, **kwargs)
-        with contextlib.suppress(OSError):  # of a command that has failed
-            flush_output()
+        flush_or_drop_output()  # of a command that has failed
         # With torch 2.13, an exit of ranks that had been connected may abort in a destructor of C++.
         return exit_with(code, at_once=True) if find_place().size > 1 else code
 
@@ -119,8 +118,7 @@ def _train(config: Config) -> int:
         kept = f"the last checkpoint is kept: {latest}" if latest.exists() else "no checkpoint was written yet"
         return _refuse(error, f"out of memory: {ADVICE}; {kept} ({str(error)[:200]})", code=1)
     finally:
-        with contextlib.suppress(OSError):  # nobody reads what a run has printed: that changes nothing in it
-            flush_output()
+        flush_or_drop_output()  # the files of a run are its result, not what it prints
 
 
 def _evaluate(options: Evaluate) -> int:
@@ -232,8 +230,7 @@ def _compare(args: Sequence[str], options: Compare, flags: Sequence[str]) -> int
     try:
         return sweep(*given, options.budget) if isinstance(options, Sweep) else compare(*given)
     finally:
-        with contextlib.suppress(OSError):  # as for a training
-            flush_output()
+        flush_or_drop_output()  # as for a training
 
 
 RUN: dict[type[Options], Callable[[Any], int]] = {  # what runs the options of a command; `_compare` takes more

@@ -47,6 +47,12 @@ def flush_output() -> None:
         raise
 
 
+def flush_or_drop_output() -> None:
+    """`flush_output` where it is no error that nobody reads the output."""
+    with suppress(OSError):
+        flush_output()
+
+
 @contextmanager
 def flushed_output() -> Iterator[None]:
     """At the end, and after `--help`, which ends by SystemExit: `flush_output`."""

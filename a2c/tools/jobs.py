@@ -65,12 +65,12 @@ class Lines:
 
     def print(self, text: str) -> None:
         """Print one line above the bar, without a line break."""
-        self.console.print(text, soft_wrap=True, markup=False, emoji=False)
+        print_line(text, self.console)
 
 
-def print_line(text: str) -> None:
+def print_line(text: str, console: QuietConsole | None = None) -> None:
     """Print one line; nothing happens where nobody reads it, and the runs go on."""
-    QuietConsole(highlight=False).print(text, soft_wrap=True, markup=False, emoji=False)
+    (console or QuietConsole(highlight=False)).print(text, soft_wrap=True, markup=False, emoji=False)
 
 
 class Jobs:
