@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr_final": 0.15,
         "schedule_end": 0.4,
     },
-    # For sticky actions (`ALE/Pong-v5`): the settings of `atari`, with the frames and network of `pong-fast`.
+    # For sticky actions (`ALE/Pong-v5`): frames and network of `pong-fast`; rate, rollouts and lambda of `atari`.
     "pong-sticky": {
         "env": "ALE/Pong-v5",
         "backend": "native",
@@ -38,10 +38,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
         "epochs": 2,
         "learning_rate": 0.0005,
-        "schedule_end": 0.6,
+        "schedule_end": 0.4,
         "gae_lambda": 0.85,
         "entropy_coef": 0.01,
-        "entropy_final": 1.0,
         "entropy_hold": 0.0,
         "total_env_steps": 10_000_000,
     },
