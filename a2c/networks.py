@@ -184,6 +184,8 @@ def make_network(
     if kind == "custom":
         if custom is None:
             raise ValueError("network custom must be given in Python, as the argument network, got none")
+        if isinstance(custom, nn.Module):
+            raise ValueError("network must be a class or function that makes a network, got a network")
         return custom(input_shape, n_actions)
     image = len(input_shape) == 3
     if kind == "mlp":

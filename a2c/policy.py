@@ -194,6 +194,8 @@ def check_network(net: nn.Module, spaces: Spaces) -> None:
         raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
     if shapes != [[2, spaces.n_actions], [2, 1]]:
         raise ValueError(f"{rule}, got {shapes} for B = 2 and A = {spaces.n_actions}")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise ValueError("network must have parameters that can be learned, got none with requires_grad")
     if getattr(net, "rnn_state_size", 0):
         _check_recurrent(net, obs, spaces.n_actions)
 

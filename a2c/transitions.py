@@ -91,9 +91,9 @@ def unpack_batch(
 
     Raises:
         ValueError: an empty batch, `gamma` or `gae_lambda` outside 0 to 1, `reward_steps` that is not an integer
-            or below 1, a negative `reward_clip`, lambda below 1 for transitions, rewards that are NaN or infinite,
-            actions that are not integers, states of different shapes, values of another shape, or a rollout whose
-            `final_index` does not name its truncated steps.
+            or below 1, a negative `reward_clip`, transitions with a lambda below 1 or a clip, rewards that are NaN or
+            infinite, actions that are not integers, states of different shapes, values of another shape, or a rollout
+            whose `final_index` does not name its truncated steps.
     """
     if len(batch) == 0:
         raise ValueError("batch must hold at least 1 transition, got 0")
@@ -110,6 +110,8 @@ def unpack_batch(
         return batch.obs.flatten(0, 1).clone(), batch.actions.flatten().clone(), returns
     if gae_lambda != 1.0:
         raise ValueError(f"gae_lambda must be 1 for a list of transitions, got {gae_lambda}")
+    if reward_clip:
+        raise ValueError(f"reward_clip must be 0 for a list of transitions, whose rewards are sums, got {reward_clip}")
     _check_finite(torch.tensor([float(e.reward) for e in batch]))
     return _unpack_transitions(batch, net, device, gamma, reward_steps)
 

@@ -302,6 +302,13 @@ def test_images_that_are_too_small_for_convolutions_are_vectors():
     assert network_kind(Config(), (4, 9, 84)) == network_kind(Config(), (4, 84, 9)) == "mlp"
 
 
+@pytest.mark.parametrize("shape", [(84, 84, 6), (84, 84, 3), (84, 84), (4, 84, 84, 3)])
+def test_images_in_another_layout_are_vectors_only_where_that_is_asked_for(shape):
+    with pytest.raises(ValueError, match=r"network auto must have images of shape \[C, H, W\], or uint8 ones of "):
+        network_kind(Config(), shape)
+    assert network_kind(Config(network="mlp"), shape) == "mlp"
+
+
 @pytest.mark.parametrize(("network", "kind"), [("auto", "mlp"), ("lstm", "lstm")])
 def test_observations_that_are_single_numbers_are_refused(network, kind):
     with pytest.raises(ValueError, match=f"must be custom for observations that are single numbers, got {kind}"):

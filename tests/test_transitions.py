@@ -100,6 +100,8 @@ def test_unpack_batch_refuses_bad_input_by_name():
         unpack_batch([], Toy())
     with pytest.raises(ValueError, match="batch must hold at least 1 transition, got 0"):
         unpack_batch(blank(4, 0), Toy())
+    with pytest.raises(ValueError, match=r"reward_clip must be 0 for a list of transitions, .*, got 1\.0"):
+        unpack_batch([transition], Toy(), reward_clip=1.0)
     with pytest.raises(ValueError, match=r"gae_lambda must be 1 for a list of transitions, got 0\.95"):
         unpack_batch([transition], Toy(), gae_lambda=0.95)
     with pytest.raises(ValueError, match="reward_steps must be at least 1, got 0"):

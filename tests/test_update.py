@@ -547,3 +547,63 @@ def test_learn_in_bfloat16_fits_large_returns_as_in_float32():
                 errors[precision] = float((replica(obs)[1][:, 0].float() - returns).std())
     assert errors["float32"] < 0.05 < returns.std(), errors
     assert errors["bfloat16"] < 1.2 * errors["float32"], errors
+
+
+def make_learner(compute, **changes):
+    return Learner(replace(CONFIG, network="mlp", num_envs=11, epochs=1, **changes), spaces((4,), 3), compute)
+
+
+def test_learner_draws_its_first_parameters_from_the_seed():
+    with closing(Compute(CONFIG)) as compute:
+        nets = [make_learner(compute, seed=seed).net.state_dict().values() for seed in (1, 1, 2)]
+    assert all(map(torch.equal, nets[0], nets[1])) and not all(map(torch.equal, nets[0], nets[2]))
+
+
+def test_learn_shuffles_in_another_order_for_each_seed_and_rollout():
+    def orders(seed):
+        seen = []
+        with closing(Compute(CONFIG)) as compute:
+            learner = make_learner(compute, num_minibatches=1, seed=seed)
+            take_step = learner.take_step
+            learner.replace_step(lambda minibatch, *rest: seen.append(minibatch.obs) or take_step(minibatch, *rest))
+            for _ in range(2):
+                learner.learn(random_rollout())
+        return seen
+
+    first, second = orders(0)
+    assert all(map(torch.equal, (first, second), orders(0)))
+    assert not torch.equal(first, second) and not torch.equal(first, orders(1)[0])
+
+
+def test_learn_feeds_the_normalizer_after_its_steps():
+    config, counts = replace(CONFIG, network="small", num_envs=2, num_minibatches=2, epochs=2), []
+    with closing(Compute(config)) as compute:
+        learner = Learner(config, spaces((4, 42, 42), 3, stacked=True), compute)
+        take_step = learner.take_step
+        learner.replace_step(lambda *args: counts.append(int(learner.normalizer.count)) or take_step(*args))
+        for _ in range(2):
+            learner.learn(Rollout.empty(5, torch.zeros(2, 4, 42, 42, dtype=torch.uint8)))
+    assert counts == [0] * 4 + [4] * 4  # the policy acted with these; 2 of 5 steps of 2 environments are counted
+
+
+def test_learn_refuses_a_rollout_without_the_final_observation_of_a_truncated_step():
+    rollout = random_rollout()
+    rollout.final_index = rollout.final_index[1:]
+    with closing(Compute(CONFIG)) as compute:
+        learner = make_learner(compute, num_minibatches=1)
+        with pytest.raises(ValueError, match="final_index must name each step"):
+            learner.learn(rollout)
+        assert learner.updates == 0
+
+
+def test_metrics_of_a_learner_are_those_of_its_last_update_or_of_the_checkpoint_it_went_back_to():
+    with closing(Compute(CONFIG)) as compute:
+        learner = make_learner(compute, num_minibatches=1)
+        learner.learn(random_rollout())
+        state = learner.state_dict()
+        first = dict(state["metrics"])
+        assert first and first == learner.update_metrics()
+        learner.learn(random_rollout(seed=1))
+        assert learner.update_metrics() != first
+        learner.load_state_dict(state)
+        assert learner.update_metrics() == first

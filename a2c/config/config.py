@@ -198,6 +198,9 @@ class Config:
     def from_preset(name: str, **settings: Any) -> Config:
         """The defaults, changed by the preset `name`, then by `settings`; ValueError for a bad name or value."""
         check_choice("preset", name, tuple(PRESETS))
+        names = [field.name for field in dataclasses.fields(Config) if field.name != "preset"]
+        for setting in settings:
+            check_choice("setting", setting, tuple(names))
         return Config(**{"preset": name, **PRESETS[name], **settings})
 
     @staticmethod

@@ -27,8 +27,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr_final": 0.15,
         "schedule_end": 0.4,
     },
-    # For sticky actions (`ALE/Pong-v5`): frames and network of `pong-fast`; rate, rollouts and lambda of `atari`.
+    # For sticky actions: frames and network of `pong-fast`; rate, rollouts, lambda and schedules of `atari`.
     "pong-sticky": {
+        **WHOLE_RUN,
         "env": "ALE/Pong-v5",
         "backend": "native",
         "num_envs": 32,
@@ -38,11 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 12,
         "epochs": 2,
         "learning_rate": 0.0005,
-        "schedule_end": 0.4,
         "gae_lambda": 0.85,
-        "entropy_coef": 0.01,
-        "entropy_hold": 0.0,
-        "total_env_steps": 10_000_000,
+        "total_env_steps": 6_000_000,
     },
     "atari": {
         **WHOLE_RUN,

@@ -16,6 +16,11 @@ def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     image = size >= 10
     auto: Network = "atari" if size >= LEAST_PIXELS["atari"] else "small" if image else "mlp"
     kind = auto if config.network == "auto" else config.network
+    if config.network == "auto" and kind == "mlp" and sum(n >= LEAST_PIXELS["atari"] for n in input_shape) >= 2:
+        raise ValueError(
+            "network auto must have images of shape [C, H, W], or uint8 ones of [H, W] or [H, W, C] with C of 1, 3 or "
+            f"4, got {list(input_shape)}: change the observations in a wrapper, or choose network mlp"
+        )
     if kind not in ("mlp", "lstm", "custom") and not image:
         raise ValueError(f"network must be mlp or lstm for observations of shape {list(input_shape)}, got {kind}")
     if kind != "custom" and not input_shape:

@@ -2,8 +2,8 @@
 
 The contract of all backends is the docstring of `a2c.envs`. Preprocessing is that of DQN (Mnih et al., 2015, Methods):
 up to `noop_max` no-ops, 4 frames per decision, maximum over the last two, grey, area-scaled. An episode begins with one
-frame of FIRE where the game has that button (OpenAI Baselines: a decision of FIRE and one of the next action, again
-after every lost life).
+frame of FIRE where the game has that button (OpenAI Baselines: two decisions, of actions 1, FIRE, and 2, again after
+every lost life).
 """
 
 from __future__ import annotations

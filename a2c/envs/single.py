@@ -11,7 +11,7 @@ import cv2
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import FlattenObservation, TransformObservation
+from gymnasium.wrappers import FlattenObservation, ReshapeObservation, TransformObservation
 
 from a2c.config.config import Config
 from a2c.config.validation import nearest
@@ -103,6 +103,8 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
         rendering: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         env = gym.make(spec, disable_env_checker=True, **rendering)
     except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
+        if "render_mode" in str(error) and spec.id.startswith(CUSTOM_NAMESPACE):
+            raise ValueError(f"env_fn must accept the argument render_mode to be rendered: {error}") from error
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
         env.close()
@@ -110,6 +112,8 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box):
         return FlattenObservation(env)
+    if len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= 10:  # [H, W] -> [1, H, W]
+        return ReshapeObservation(env, (1, *space.shape))
     if len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[2] in (1, 3, 4):  # [H, W, C] -> [C, H, W]
         low, high = space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1)
         return TransformObservation(env, _channels_first, gym.spaces.Box(low, high, dtype=np.uint8))

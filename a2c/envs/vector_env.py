@@ -101,6 +101,7 @@ class MonitoredVectorEnv(VectorWrapper):
         actions = actions.astype(np.int64) + self.first_action
         with self._calling():
             obs, raw_rewards, terminated, truncated, info = self.env.step(actions)
+            self._check_rewards(raw_rewards)
         rewards = np.asarray(raw_rewards, np.float32)
         ended = terminated | truncated
         self.scores += np.asarray(raw_rewards, np.float64)
@@ -145,6 +146,12 @@ class MonitoredVectorEnv(VectorWrapper):
             raise ValueError(next(filter(None, refusals)))
         self.scores, self.lengths, self.lives = counters["scores"], counters["lengths"], counters["lives"]
         return exact
+
+    def _check_rewards(self, rewards: np.ndarray) -> None:
+        if np.shape(rewards) != (self.num_envs,):
+            raise ValueError(f"its reward must be one number, got an array of shape {list(np.shape(rewards)[1:])}")
+        if not np.isfinite(np.asarray(rewards, np.float64)).all():
+            raise ValueError("its reward must be a finite number, got one that is NaN or infinite")
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

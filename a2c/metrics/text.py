@@ -12,8 +12,10 @@ def format_number(value: float) -> str:
 
 
 def format_score(value: float) -> str:
-    """A mean score with one decimal; a dash if it is NaN or infinite."""
-    return f"{value:.1f}" if math.isfinite(value) else "-"
+    """A mean score with one decimal, a very large one with three digits; a dash if it is NaN or infinite."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.1f}" if abs(value) < 1e15 else f"{value:.3g}"
 
 
 def format_duration(seconds: float) -> str:

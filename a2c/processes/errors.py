@@ -45,8 +45,16 @@ def worker_error(error: Exception, who: str = "an environment") -> WorkerError:
         # No words of NO_MEMORY: it may have been killed for any reason.
         return WorkerError(f"the process of {who} died, perhaps killed because memory ran out")
     trace = str(error) if "Traceback" in str(error) else ""
-    what = trace.strip().splitlines()[-1] if trace else f"{type(error).__name__}: {error}"
-    return WorkerError(f"{who} failed: {what}", trace)
+    what = _error_of(trace) if trace else f"{type(error).__name__}: {error}"
+    return WorkerError(f"{who} failed: {' '.join(what.split())}", trace)
+
+
+def _error_of(trace: str) -> str:
+    """Type and message of the error that a traceback ends with; the message may have several lines."""
+    lines = trace.strip().splitlines()
+    frame = max((i for i, line in enumerate(lines) if line.startswith("  File ")), default=len(lines))
+    begin = next((i for i in range(frame + 1, len(lines)) if not lines[i].startswith(" ")), -1)
+    return "\n".join(lines[begin:])
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 
 from a2c import __version__
 from a2c.config.config import Config
-from a2c.envs.single import Spaces
+from a2c.envs.single import CUSTOM_NAMESPACE, Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import NetworkFn
 from a2c.policy import empty_network
@@ -245,5 +245,6 @@ def check_belongs(state: dict[str, Any], config: Config, path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} holds a bad config: {error}") from error
     for name in ("env", "algorithm", "optimizer"):
         was, now = getattr(saved, name), getattr(config, name)
-        if was != now:
+        own = name == "env" and was.startswith(CUSTOM_NAMESPACE) and now.startswith(CUSTOM_NAMESPACE)
+        if was != now and not own:  # the name of a function may change
             raise CheckpointError(f"checkpoint {path} is of {name} {was}, got {now}: leave {name} as it was")

@@ -50,7 +50,7 @@ class RunOutputs:
         """
         check_wandb(config)
         self.lock, self.run_dir, self.config, self.scores, self.timer = lock, lock.run_dir, config, scores, timer
-        self.uniform_entropy = math.log(max(spaces.n_actions, 2))  # nats
+        self.uniform_entropy = math.log(spaces.n_actions)  # nats
         self.display = Display(Panel(config, spaces.frames_per_step, lock.given), timer, stop)
         self.evaluator = Evaluator(self.run_dir, config)
         self.logger: RunLogger  # from `open` on

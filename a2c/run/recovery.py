@@ -41,7 +41,8 @@ class Recovery:
             if self.restarts > self.config.max_worker_restarts:
                 with suppress(OSError):
                     self.state.save_last(self.outputs)
-                failed = WorkerError(f"{error} ({self.restarts} times without progress)", error.trace)
+                times = "once" if self.restarts == 1 else f"{self.restarts} times"
+                failed = WorkerError(f"{error} ({times} without progress)", error.trace)
                 raise with_notes_of(error, failed) from error
             try:
                 continued = self.state.restart()

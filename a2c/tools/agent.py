@@ -41,6 +41,8 @@ class Agent:
         another shape and for pixels that are not uint8, FloatingPointError if the network's outputs are NaN or
         infinite.
         """
+        if isinstance(obs, tuple) and obs and isinstance(obs[-1], dict):
+            raise ValueError("obs must be an array, got a tuple: reset() returns (obs, info)")
         obs, one = np.array(obs), np.ndim(obs) == len(self.obs_shape)  # a copy: it may not be writable
         batch = obs[None] if one else obs
         if batch.shape[1:] != self.obs_shape or len(batch) == 0:

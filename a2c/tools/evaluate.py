@@ -26,6 +26,8 @@ from a2c.networks import NetworkFn
 from a2c.tools.human_scores import SCORES, human_normalized
 from a2c.tools.load import NOT_CUSTOM, AfterDecision, Custom, load_policy
 
+FULL_LENGTH = 108_000  # emulator frames (30 minutes) after which the episodes of the published figures are cut off
+
 
 class Evaluation(NamedTuple):
     """Whole episodes that a frozen policy has played."""
@@ -44,7 +46,8 @@ class Evaluation(NamedTuple):
     def summary(self) -> dict[str, Any]:
         """Protocol and results; `interval` is the 95 % interval of the mean, NaN for fewer than five episodes.
 
-        `human_normalized` is None for an Atari game without figures (see `a2c.tools.human_scores`).
+        `human_normalized` is None for an Atari game without figures (see `a2c.tools.human_scores`), and where
+        episodes may be cut off sooner than in theirs.
         """
         scores, lengths = self.scores, [int(episode.length) for episode in self.episodes]
         return {
@@ -80,7 +83,8 @@ class Evaluation(NamedTuple):
         if not is_atari(spec):
             return {}
         random, human = SCORES.get(spec.kwargs["game"], (None, None))
-        normalized = human_normalized(spec.kwargs["game"], mean)
+        whole = self.config.max_episode_frames >= FULL_LENGTH
+        normalized = human_normalized(spec.kwargs["game"], mean) if whole else None
         return {"human_normalized": normalized, "random_score": random, "human_score": human}
 
 
@@ -125,6 +129,8 @@ def _rules(summary: dict[str, Any]) -> list[str]:
         sticky, noops = summary["sticky_actions"], summary["noop_max"]
         rules.append(f"sticky actions {sticky:g}" if sticky else "no sticky actions")
         rules.append(f"up to {noops} no-ops at the start" if noops else "no no-ops")
+        if summary["max_episode_frames"] < FULL_LENGTH:
+            rules.append(f"cut off after {summary['max_episode_frames']:,} frames")
     return rules
 
 

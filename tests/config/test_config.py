@@ -194,6 +194,12 @@ def test_config_refuses_a_preset_that_it_does_not_hold(settings):
         Config(**settings)
 
 
+@pytest.mark.parametrize(("setting", "hint"), [("gama", "; did you mean gamma"), ("preset", "")])
+def test_from_preset_refuses_what_is_not_a_setting(setting, hint):
+    with pytest.raises(ValueError, match=f"setting must be one of .*, got '{setting}'{hint}"):
+        Config.from_preset("cartpole", **{setting: 0.1})
+
+
 def test_from_preset_suggests_names_for_an_unknown_one():
     with pytest.raises(ValueError, match=r"preset must be one of .*, got 'pong-fats'; did you mean pong-fast"):
         Config.from_preset("pong-fats")
@@ -287,3 +293,8 @@ def test_config_is_imported_without_its_source(tmp_path):
         path.unlink()
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from a2c.config import config; print(config.__file__)"
     assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True).strip().endswith("config.pyc")
+
+
+def test_session_end_is_the_earlier_of_budget_and_stop_after():
+    ends = [Config(total_env_steps=100, stop_after=stop_after).session_end for stop_after in (0, 60, 200)]
+    assert ends == [100, 60, 100]

@@ -101,3 +101,52 @@ def test_atari_game_without_sticky_actions_draws_no_random_number():
         env.step(2)
     assert env.unwrapped.np_random.bit_generator.state == before
     assert env.unwrapped.get_action_meanings() == ["NOOP", "FIRE", "RIGHT", "LEFT"]
+
+
+def plain_game(env="BreakoutNoFrameskip-v4", **changes):
+    config = Config(env=env, frame_size=42, **{"noop_max": 0, **changes})
+    return make_env(config, find_spec(env), 0)
+
+
+def test_atari_game_forgets_the_accepted_action_at_a_reset():
+    env = plain_game(sticky_actions=1.0)
+    env.reset(seed=0)
+    env.accepted = 3  # of the last episode
+    env.reset()
+    assert env.accepted == 0
+
+
+def test_an_episode_longer_than_a_lowered_limit_is_truncated_at_its_next_step():
+    env = plain_game(max_episode_frames=40)
+    env.reset(seed=0)
+    env.decisions = 25  # a run was resumed with a shorter limit
+    assert env.step(0)[3]
+
+
+@pytest.mark.parametrize("env", ["BreakoutNoFrameskip-v4", BREAKOUT])
+def test_atari_game_has_no_limit_of_the_emulator_s_own_which_would_end_it_as_terminated(env):
+    assert find_spec(env).kwargs["max_num_frames_per_episode"] == 108_000
+    assert plain_game(env).ale.getInt("max_num_frames_per_episode") == 0
+
+
+def test_noop_max_of_1_is_one_no_op():
+    env, actions = plain_game("PongNoFrameskip-v4", noop_max=1), []
+    emulate = env._emulate
+    env._emulate = lambda action: actions.append(int(action)) or emulate(action)
+    env.reset(seed=0)
+    assert actions == [0, env.fire]
+
+
+def test_no_ops_that_end_the_game_begin_another():
+    env, calls = plain_game("PongNoFrameskip-v4", noop_max=1), []
+    emulate = env._emulate
+
+    def lose(action):
+        calls.append(action)
+        while len(calls) == 1 and not env.ale.game_over():
+            env.ale.act(env._action_set[0])
+        return emulate(action)
+
+    env._emulate = lose
+    env.reset(seed=0)
+    assert not env.ale.game_over() and not env.step(0)[2]

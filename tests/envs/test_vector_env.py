@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-from toys import TinyNet, counting_envs
+from toys import CountingEnv, TinyNet, counting_envs, vector
 
 from a2c.collector import Collector
 from a2c.compute.compute import Compute
@@ -348,3 +348,44 @@ def test_kill_does_nothing_without_worker_processes(backend):
         envs.reset()
         envs.kill()
         envs.step(np.array([0, 1]))
+
+
+def test_scores_are_sums_of_rewards_in_float64():
+    class Tenth(CountingEnv):
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, 0.1, *rest
+
+    envs = vector(Tenth(0, 3))
+    envs.reset()
+    for _ in range(3):
+        info = envs.step(np.zeros(1, int))[4]
+    assert info["episodes"][0].score == 0.1 + 0.1 + 0.1
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (np.array([1.0, np.nan]), "its reward must be a finite number, got one that is NaN or infinite"),
+        (np.array([1.0, np.inf]), "its reward must be a finite number, got one that is NaN or infinite"),
+        (np.ones((2, 3)), "its reward must be one number, got an array of shape [3]"),
+    ],
+)
+def test_rewards_that_are_not_finite_numbers_fail_with_the_reason(rewards, message, monkeypatch):
+    envs = counting_envs(3, 3)
+    obs, _ = envs.reset()
+    flags = np.zeros(2, bool)
+    monkeypatch.setattr(envs.env, "step", lambda actions: (obs, rewards, flags, flags, {}))
+    with pytest.raises(WorkerError) as failed:
+        envs.step(np.zeros(2, int))
+    assert str(failed.value) == f"an environment failed: ValueError: {message}" and envs.broken
+
+
+def test_load_state_dict_restores_the_lives():
+    config = Config(env="BreakoutNoFrameskip-v4", backend="sync", num_envs=1, frame_size=42, terminal_on_life_loss=True)
+    with contextlib.closing(make_envs(config)) as first, contextlib.closing(make_envs(config)) as second:
+        for envs in (first, second):
+            envs.reset()
+        second.lives[:] = 0
+        assert second.load_state_dict(first.state_dict())
+        assert second.lives.tolist() == [5] and second.lives is not first.lives

@@ -66,7 +66,7 @@ def test_format_duration_and_format_score_by_hand():
         "-",
         "-",
     ]
-    assert [format_score(s) for s in (18.04, math.nan, -math.inf)] == ["18.0", "-", "-"]
+    assert [format_score(s) for s in (18.04, math.nan, -math.inf, 1e301)] == ["18.0", "-", "-", "1e+301"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

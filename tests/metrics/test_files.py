@@ -306,3 +306,34 @@ def test_csv_table_sets_a_foreign_file_aside_and_read_table_skips_bad_rows(tmp_p
     assert read["env_steps"].tolist() == [1, 4, 6] and str(read["score"].tolist()) == "[5.0, nan, -inf]"
     with pytest.raises(ValueError, match="got none called policy_lag"):
         read_table(path, ("env_steps", "policy_lag"))
+
+
+def test_write_atomically_syncs_the_whole_content(tmp_path, monkeypatch):
+    sizes, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size) or fsync(fd))
+    write_atomically(tmp_path / "file", b"content")
+    assert sizes == [7]
+
+
+def test_write_atomically_leaves_no_temporary_file_where_it_fails(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        write_atomically(tmp_path / "file", b"content")
+    assert not list(tmp_path.iterdir())
+
+
+def test_csv_table_that_is_rewound_twice_keeps_no_row_after_the_earlier_of_the_two(tmp_path):
+    table = CsvTable(tmp_path / "table.csv", ("env_steps", "score"))
+    append(table, [(1, 1.0), (2, 1.0), (3, 1.0)])
+    table.rewind(1)  # nothing is written before the run goes back again
+    table.add([(2, 2.0), (3, 2.0)])
+    table.rewind(2)
+    append(table, [(3, 3.0)])
+    assert [(row["env_steps"], row["score"]) for row in rows(tmp_path / "table.csv")] == [
+        ("1", "1.0"),
+        ("2", "2.0"),
+        ("3", "3.0"),
+    ]

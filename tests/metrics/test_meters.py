@@ -80,3 +80,9 @@ def test_stage_timer_reports_speed_and_shares_since_the_last_row(monkeypatch):
     now[0] += 1.0
     timer.add({}, env_steps=50)
     assert timer.env_steps == 1450 and timer.metrics() == {"seconds": 55.0, "speed": 50.0, **dict.fromkeys(shares, 0.0)}
+
+
+def test_a_mean_equal_to_the_target_meets_it():
+    scores = ScoreWindow()
+    scores.add([21.0] * WINDOW)
+    assert scores.meets(21.0) and not scores.meets(21.5)

@@ -36,3 +36,18 @@ def test_memory_has_run_out_where_the_last_error_says_so_and_not_where_a_process
         worker_error(RuntimeError(trace))
     )
     assert not is_out_of_memory(worker_error(EOFError(), "a worker"))
+
+
+def test_a_message_of_several_lines_becomes_one_line_with_its_type():
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "env.py", line 3, in step\n'
+        "    raise ValueError(message)\n"
+        "ValueError: bad action:\n"
+        "  expected 3 joints\n"
+        "  got 2\n"
+    )
+    assert str(worker_error(RuntimeError(trace))) == (
+        "an environment failed: ValueError: bad action: expected 3 joints got 2"
+    )
+    assert str(worker_error(ValueError("two\nlines"))) == "an environment failed: ValueError: two lines"

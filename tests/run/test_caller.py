@@ -14,6 +14,8 @@ from torch import nn
 import a2c
 from a2c.algorithms.base import TrainingStats, merge_stats
 from a2c.cli import commands as cli
+from a2c.config.config import Config
+from a2c.envs.single import probe_spaces, register_env
 from a2c.envs.vector_env import Episode
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError, load_checkpoint
@@ -341,6 +343,17 @@ def test_own_network_is_checked_before_anything_starts(tmp_path, answer, message
     assert not (tmp_path / "run").exists()
 
 
+def test_own_network_must_be_a_function_and_have_something_to_learn(tmp_path):
+    def frozen(input_shape, n_actions):
+        return TwoLayers(input_shape, n_actions).requires_grad_(False)
+
+    with pytest.raises(ValueError, match="network must have parameters that can be learned, got none with requires_g"):
+        a2c.Trainer(tiny(tmp_path / "run"), network=frozen)
+    with pytest.raises(ValueError, match="network must be a class or function that makes a network, got a network"):
+        a2c.Trainer(tiny(tmp_path / "run"), network=TwoLayers((4,), 2))
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_environment_in_place_of_env_fn_is_refused(tmp_path):
     with pytest.raises(ValueError, match="env_fn must be a function that makes an environment, got <"):
         a2c.Trainer(tiny(tmp_path / "run"), env_fn=gym.make("CartPole-v1"))
@@ -357,6 +370,25 @@ def test_own_environment_needs_no_id(tmp_path, backend, env_fn):
     assert scores.shape == (4,) and scores.max() <= 10
     agent = a2c.load(tmp_path / "run", env_fn=env_fn)
     assert agent.make_env().reset(seed=1)[0].shape == (3,)
+
+
+def test_own_environment_may_come_from_a_function_of_another_name(tmp_path):
+    def plane_again():
+        return Plane()
+
+    a2c.Trainer(tiny(tmp_path / "run", stop_after=80), env_fn=Plane).run()
+    assert a2c.Trainer.resume(tmp_path / "run", stop_after=0, env_fn=plane_again).run().exit_code == 0
+
+
+class Grey(Plane):
+    """A grey picture, as gymnasium's GrayscaleObservation makes it."""
+
+    observation_space = gym.spaces.Box(0, 255, (40, 44), np.uint8)
+
+
+def test_grey_pictures_without_channels_get_one():
+    spaces = probe_spaces(Config(env=register_env(Grey), backend="sync"))
+    assert spaces.obs_shape == (1, 40, 44) and spaces.obs_dtype == np.uint8
 
 
 def paying(score):

@@ -8,6 +8,7 @@ import torch
 from toys import TinyNet
 
 import a2c
+from a2c.run import checkpoint
 from a2c.run.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
 
 
@@ -189,3 +190,31 @@ def test_checkpoint_with_malicious_code_is_not_executed(tmp_path, save):
         load_checkpoint(path)
     one_line(refusal)
     assert not target.exists()
+
+
+def test_checkpoint_that_cannot_be_written_leaves_the_two_before_it(tmp_path, monkeypatch):
+    path, previous = tmp_path / "latest.pt", tmp_path / "previous.pt"
+    for env_steps in (1, 2):
+        save_checkpoint(path, {"env_steps": env_steps}, keep_previous=True)
+    before = path.read_bytes(), previous.read_bytes()
+
+    def refuse(path, content):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", refuse)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(path, {"env_steps": 3}, keep_previous=True)
+    assert (path.read_bytes(), previous.read_bytes()) == before
+
+
+def test_previous_checkpoint_is_synced_too_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    path, synced, fsync = tmp_path / "latest.pt", [], os.fsync
+
+    def refuse(source, target):
+        raise PermissionError("Operation not permitted")
+
+    save_checkpoint(path, {"env_steps": 1})
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino) or fsync(fd))
+    save_checkpoint(path, {"env_steps": 2}, keep_previous=True)
+    assert {(tmp_path / name).stat().st_ino for name in ("latest.pt", "previous.pt")} <= set(synced)

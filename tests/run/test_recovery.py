@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import psutil
@@ -22,6 +23,7 @@ from a2c.envs.make import _workers
 from a2c.processes.errors import WorkerError
 from a2c.run import state as run_state
 from a2c.run.checkpoint import load_checkpoint
+from a2c.run.recovery import Recovery
 from a2c.run.run_dir import RunLock
 from a2c.run.trainer import Trainer
 
@@ -362,3 +364,15 @@ def test_recovery_that_gives_up_saves_the_state_in_memory(tmp_path):
         run.recovery.restart(WorkerError("second"))
     run.close()
     assert load_checkpoint(tmp_path / "run" / "latest.pt")["env_steps"] == snapshot
+
+
+def test_recovery_gives_up_where_a_run_fails_now_earlier_and_now_later():
+    state = SimpleNamespace(restore=lambda: None, restart=lambda: True, save_last=lambda outputs: None)
+    outputs = SimpleNamespace(rewind=lambda env_steps: None, message=lambda text: None)
+    algorithm = SimpleNamespace(close=lambda failed: None)
+    recovery = Recovery(Config(max_worker_restarts=3), algorithm, state, outputs, lambda: False)
+    for state.env_steps in (300, 200, 300):
+        recovery.restart(WorkerError("died"))
+    state.env_steps = 200
+    with pytest.raises(WorkerError, match="4 times without progress"):
+        recovery.restart(WorkerError("died"))

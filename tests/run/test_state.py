@@ -117,3 +117,40 @@ def test_run_state_does_not_restore_the_episodes_of_another_number_of_environmen
     monkeypatch.setattr(run_state, "restores_exactly", None)  # not called: with ranks, some might restore theirs
     assert Trainer.resume(tmp_path / "run", num_envs=3, total_env_steps=320).run().exit_code == 0
     assert "every environment starts a new episode" in capsys.readouterr().out
+
+
+def save(trainer, refused=()):
+    """Save a checkpoint of now, in a directory that refuses the files in `refused`; the names of those written."""
+    written, save = [], trainer.outputs.save
+    trainer.outputs.save = lambda name, state: name not in refused and (written.append(name) or save(name, state))
+    trainer.state.snapshot()
+    assert trainer.state.save(trainer.outputs)
+    trainer.outputs.save = save
+    return written
+
+
+def test_run_state_writes_the_best_policy_once_it_is_better_and_not_again(trainer):
+    trainer.scores.add([5.0] * 100)
+    assert save(trainer) == ["best.pt", "latest.pt"]
+    assert save(trainer) == ["latest.pt"]
+
+
+def test_run_state_saves_a_best_policy_that_the_disk_has_refused_with_the_next_checkpoint(trainer, tmp_path):
+    trainer.scores.add([5.0] * 100)
+    assert save(trainer, refused=["best.pt"]) == ["latest.pt"]
+    assert load_checkpoint(tmp_path / "run" / "latest.pt")["saved_best"] == -float("inf")
+    assert save(trainer) == ["best.pt", "latest.pt"]
+    assert load_checkpoint(tmp_path / "run" / "best.pt")["saved_best"] == 5.0
+
+
+def test_a_resumed_run_replaces_a_best_policy_that_is_worse_than_a_mean_between_checkpoints(tmp_path):
+    run = opened(tiny(tmp_path / "run", num_minibatches=1))
+    run.scores.add([300.0] * 100 + [0.0] * 100)  # no checkpoint was due at 300
+    run.scores.add([100.0] * 100)
+    assert save(run) == ["best.pt", "latest.pt"]
+    run.close()
+    resumed = opened(tiny(None, resume=tmp_path / "run", num_minibatches=1))
+    resumed.scores.add([200.0] * 100)
+    assert save(resumed) == ["best.pt", "latest.pt"]
+    resumed.close()
+    assert load_checkpoint(tmp_path / "run" / "best.pt")["saved_best"] == 200.0

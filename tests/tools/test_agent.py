@@ -76,6 +76,12 @@ def test_agent_refuses_observations_of_another_shape(run_dir, shape):
         a2c.load(run_dir).act(np.zeros(shape, np.float32))
 
 
+def test_agent_refuses_what_reset_returns(run_dir):
+    agent = a2c.load(run_dir)
+    with pytest.raises(ValueError, match=r"obs must be an array, got a tuple: reset\(\) returns \(obs, info\)"):
+        agent.act(agent.make_env().reset(seed=1))
+
+
 def test_agent_does_not_repeat_its_random_actions_when_the_number_of_environments_changes(run_dir):
     agent, obs = a2c.load(run_dir), np.zeros((50, 4), np.float32)
     first = agent.act(obs)

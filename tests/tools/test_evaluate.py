@@ -26,6 +26,7 @@ from a2c.collector import Collector
 from a2c.compute.compute import Compute
 from a2c.processes.errors import WorkerError
 from a2c.run.checkpoint import CheckpointError
+from a2c.tools import evaluate as evaluate_module
 from a2c.tools.agent import load
 from a2c.tools.evaluate import describe, evaluate, play
 from a2c.tools.export import export
@@ -471,18 +472,56 @@ def test_on_a_terminal_evaluate_shows_a_bar_on_stderr_alone(json_flag, good, cap
     assert "episodes, mean" not in shown.out and (not json_flag or json.loads(shown.out)["episodes"] == 3)
 
 
-def test_an_atari_game_is_compared_with_a_human_where_the_table_has_it(tmp_path):
+def test_an_atari_game_is_compared_with_a_human_where_the_table_has_it(tmp_path, monkeypatch):
     settings = {"backend": "sync", "num_envs": 1, "rollout_steps": 4, "total_env_steps": 4, "max_episode_frames": 40}
     settings |= {"progress": False, "precision": "float32", "noop_max": 0, "threads": 1}
     for env, figures in (("PongNoFrameskip-v4", (-20.7, 14.6)), ("ALE/Othello-v5", (None, None))):
         run_dir = tmp_path / env[:3]
         assert Trainer(Config.from_preset("pong-fast", **settings, env=env, run_dir=run_dir)).run().exit_code == 0
-        summary = play(run_dir, 2).summary()
-        assert (summary["random_score"], summary["human_score"]) == figures
-        lines = "\n".join(describe(summary))
+        evaluation = play(run_dir, 2)
+        cut_off = evaluation.summary()  # no figures are those of episodes of 10 decisions
+        assert cut_off["human_normalized"] is None and "cut off after 40 frames" in "\n".join(describe(cut_off))
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluate_module, "FULL_LENGTH", 40)
+            summary = evaluation.summary()
+            lines = "\n".join(describe(summary))
+        assert (summary["random_score"], summary["human_score"]) == figures and "cut off" not in lines
         if figures[0] is None:
             assert summary["human_normalized"] is None and "human" not in lines
             assert "sampled actions, sticky actions 0.25, no no-ops" in lines
         else:
             assert summary["human_normalized"] == pytest.approx((summary["mean"] + 20.7) / 35.3)
             assert "no sticky actions" in lines and "(0 % is a random player, -20.7; 100 % a human, 14.6)" in lines
+
+
+class Payer(gym.Env):
+    """Pays the number of each action for 50 decisions; no seed changes anything else."""
+
+    observation_space, action_space = gym.spaces.Box(0.0, 1.0, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), float(action), self.steps == 50, False, {}
+
+
+def test_evaluate_samples_actions_by_its_seed(tmp_path):
+    settings = {"backend": "sync", "num_envs": 2, "rollout_steps": 5, "total_env_steps": 10, "threads": 1}
+    assert Trainer(Config(run_dir=tmp_path / "run", progress=False, **settings), env_fn=Payer).run().exit_code == 0
+    scores = [evaluate(tmp_path / "run", 5, seed=seed, env_fn=Payer).tolist() for seed in (1, 1, 2)]
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_evaluate_plays_by_the_rules_of_the_run_but_for_lost_lives(tmp_path, monkeypatch):
+    rules = {"max_episode_frames": 40, "noop_max": 7, "sticky_actions": 0.5}
+    settings = {"backend": "sync", "num_envs": 1, "rollout_steps": 2, "total_env_steps": 2, "threads": 1, **rules}
+    settings |= {"env": "BreakoutNoFrameskip-v4", "terminal_on_life_loss": True, "progress": False}
+    assert Trainer(Config.from_preset("pong-fast", run_dir=tmp_path / "run", **settings)).run().exit_code == 0
+    made, make = [], evaluate_module.make_envs
+    monkeypatch.setattr(evaluate_module, "make_envs", lambda config: made.append(config) or make(config))
+    assert [episode.length for episode in play(tmp_path / "run", 2).episodes] == [10, 10]
+    assert {name: getattr(made[0], name) for name in rules} == rules and not made[0].terminal_on_life_loss

@@ -10,6 +10,7 @@ import pytest
 from disks import Disk
 from runs import tiny
 
+from a2c.config.config import Config
 from a2c.processes.start import module_environ
 from a2c.run.checkpoint import CheckpointError
 from a2c.run.policies import kept_policies
@@ -178,3 +179,27 @@ def test_a_policy_of_an_unknown_environment_ends_the_evaluations(run_dir, monkey
     monkeypatch.setattr(frozen, "evaluate", fail)
     with pytest.raises(ValueError, match="env must be"):
         frozen.Evaluations(run_dir, 160, 2, after=0).evaluate_newest()
+
+
+def test_the_first_policy_to_play_is_two_rollouts_before_a_training_episode_at_the_target():
+    # 4 environments, rollouts of 20: 15 decisions, and at most 19 more in their first and in their last rollout.
+    episodes = {"score": np.array([5.0]), "length": np.array([15.0]), "env_steps": np.array([400.0])}
+    config = Config(num_envs=4, rollout_steps=20)
+    assert frozen.first_candidate(episodes, 5.0, config) == 400 - 4 * (15 + 2 * 20)
+    assert frozen.first_candidate(episodes, 5.1, config) == np.inf
+
+
+def test_a_policy_is_due_after_each_multiple_however_late_the_one_before_was(tmp_path, monkeypatch):
+    kept, played = {}, []
+    monkeypatch.setattr(frozen, "kept_policies", lambda run_dir: kept)
+    monkeypatch.setattr(frozen, "evaluate", lambda path, *_, **__: played.append(path) or np.zeros(2))
+    evaluations = frozen.Evaluations(tmp_path, 150, 2, after=0)
+    for steps in (200, 300, 400, 500):
+        kept[steps] = steps
+        evaluations.evaluate_newest()
+    assert played == [200, 300, 500]
+
+
+def test_a_resumed_run_evaluates_a_policy_that_has_no_row_yet(run_dir, monkeypatch):
+    monkeypatch.setattr(frozen, "evaluate", lambda path, episodes, *, threads: np.full(episodes, 7.0))
+    assert frozen.Evaluations(run_dir, 160, 2, after=480).evaluate_newest() and evaluated(run_dir) == {480: 7.0}

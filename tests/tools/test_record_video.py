@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+from a2c import Config, Trainer
 from a2c.cli import commands as cli
 from a2c.cli.options import RecordVideo
 from a2c.compute.compute import Compute
@@ -238,6 +239,28 @@ def test_record_command_records_other_environments_or_refuses_them(env, tmp_path
         assert cli.main(["record", str(run_dir), "--out", str(tmp_path / "episode.mp4")]) == 0
         pictures, fps, _ = read_mp4(tmp_path / "episode.mp4")
         assert pictures.shape == (8, 30, 500, 3) and fps == 10
+
+
+class Blank(Drawn):
+    """Names the render mode and returns no picture."""
+
+    def render(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (Plain, "env_fn must accept the argument render_mode to be rendered: "),
+        (Blank, "env must return an array from render(), got NoneType of custom/Blank-v0"),
+    ],
+)
+def test_record_video_says_what_an_own_environment_lacks(env, message, tmp_path):
+    config = Config(backend="sync", num_envs=1, rollout_steps=7, total_env_steps=7, threads=1, progress=False)
+    assert Trainer(replace(config, run_dir=tmp_path / "run"), env_fn=env).run().exit_code == 0
+    with pytest.raises(ValueError) as refusal:
+        recording.record_video(tmp_path / "run", env_fn=env)
+    assert str(refusal.value).startswith(message)
 
 
 @pytest.mark.parametrize("run", ["pong-fast"], indirect=True)
