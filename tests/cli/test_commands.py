@@ -124,7 +124,7 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["record", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),
         (["train", "--env", "mine:X-v0"], ["env must be", "module:id is not supported"]),
         (["train", "--env", "custom/maze-v0"], ["env must be", "it was made by env_fn"]),
-        (["train", "--preset", "pong-fats"], ["preset must be one of", "did you mean pong-fast?"]),
+        (["train", "--preset", "pong-fats"], ["preset must be one of", "did you mean pong-fast or pong-sticky?"]),
         (["train", "--gamma", "2"], ["error: gamma must be at least 0.0 and at most 1.0, got 2.0"]),
         (["train", "--num-evns", "3"], ["Unrecognized options: --num-evns, 3; did you mean --num-envs?"]),
         (["trian"], ["command must be one of compare, ", "'trian'", "did you mean train"]),
