@@ -151,7 +151,7 @@ def check_steps(done: Sequence[tuple[Terms, Tensor]], net: nn.Module, updates: i
             if not math.isfinite(value):
                 raise FloatingPointError(
                     f"the {name} is {float(value)} at update {number}; the last checkpoint is kept: "
-                    "try a lower learning_rate, or smaller rewards (reward_clip)"
+                    "try a lower learning_rate, or smaller rewards (reward_clip); none may be NaN"
                 )
     raise FloatingPointError(
         f"the network's parameters are NaN or infinite after update {number}; the last checkpoint is kept: "

@@ -363,22 +363,14 @@ def test_scores_are_sums_of_rewards_in_float64():
     assert info["episodes"][0].score == 0.1 + 0.1 + 0.1
 
 
-@pytest.mark.parametrize(
-    ("rewards", "message"),
-    [
-        (np.array([1.0, np.nan]), "its reward must be a finite number, got one that is NaN or infinite"),
-        (np.array([1.0, np.inf]), "its reward must be a finite number, got one that is NaN or infinite"),
-        (np.ones((2, 3)), "its reward must be one number, got an array of shape [3]"),
-    ],
-)
-def test_rewards_that_are_not_finite_numbers_fail_with_the_reason(rewards, message, monkeypatch):
+def test_a_reward_that_is_an_array_fails_with_the_reason(monkeypatch):
     envs = counting_envs(3, 3)
     obs, _ = envs.reset()
     flags = np.zeros(2, bool)
-    monkeypatch.setattr(envs.env, "step", lambda actions: (obs, rewards, flags, flags, {}))
-    with pytest.raises(WorkerError) as failed:
+    monkeypatch.setattr(envs.env, "step", lambda actions: (obs, np.ones((2, 3)), flags, flags, {}))
+    with pytest.raises(WorkerError, match=r"ValueError: its reward must be one number, got an array of shape \[3\]"):
         envs.step(np.zeros(2, int))
-    assert str(failed.value) == f"an environment failed: ValueError: {message}" and envs.broken
+    assert envs.broken
 
 
 def test_load_state_dict_restores_the_lives():

@@ -259,7 +259,7 @@ def test_record_video_says_what_an_own_environment_lacks(env, message, tmp_path)
     config = Config(backend="sync", num_envs=1, rollout_steps=7, total_env_steps=7, threads=1, progress=False)
     assert Trainer(replace(config, run_dir=tmp_path / "run"), env_fn=env).run().exit_code == 0
     with pytest.raises(ValueError) as refusal:
-        recording.record_video(tmp_path / "run", env_fn=env)
+        recording.record_video(tmp_path / "run", tmp_path / "film.webp", env_fn=env)
     assert str(refusal.value).startswith(message)
 
 
