@@ -36,7 +36,8 @@ fi
 # of 64 steps: today's command for them has --num-envs 32 --rollout-steps 64, too.
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
 
-# Sticky actions: pong-fast with the rate, rollouts, lambda and schedules of atari.
+# Sticky actions: pong-fast with the rate, rollouts, lambda and schedules of atari. Today these flags are
+# --preset pong-sticky.
 a2c compare runs/results/pong-sticky --preset pong-fast --env ALE/Pong-v5 --gae-lambda 0.85 --num-envs 32 --rollout-steps 64 --epochs 2 --lr 0.0005 --lr-final 0 --schedule-end 1 --entropy-coef 0.01 --entropy-final 1 --entropy-hold 0 --total-env-steps 6e6 --seeds 40..44 --jobs 2
 
 # The three algorithms with the settings of pong-fast, and a recurrent policy.

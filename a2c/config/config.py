@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from a2c.config.presets import PRESETS
-from a2c.config.validation import Range, check, check_choice
+from a2c.config.validation import Range, check, check_choice, check_names
 
 AlgorithmName = Literal["a2c", "a3c", "ga3c"]
 Backend = Literal["async", "native", "sync"]
@@ -198,9 +198,7 @@ class Config:
     def from_preset(name: str, **settings: Any) -> Config:
         """The defaults, changed by the preset `name`, then by `settings`; ValueError for a bad name or value."""
         check_choice("preset", name, tuple(PRESETS))
-        names = [field.name for field in dataclasses.fields(Config) if field.name != "preset"]
-        for setting in settings:
-            check_choice("setting", setting, tuple(names))
+        check_names("setting", settings, {field.name for field in dataclasses.fields(Config)} - {"preset"})
         return Config(**{"preset": name, **PRESETS[name], **settings})
 
     @staticmethod
@@ -212,9 +210,7 @@ class Config:
             raise ValueError("config must be a JSON object, got one nested too deeply") from None
         if not isinstance(values, dict):
             raise ValueError(f"config must be a JSON object, got {type(values).__name__}")
-        names = {field.name for field in dataclasses.fields(Config)}
-        for name in values:
-            check_choice("config field", name, tuple(names))
+        check_names("config field", values, {field.name for field in dataclasses.fields(Config)})
         return Config(**values)
 
 

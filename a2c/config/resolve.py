@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from a2c.config.config import Config, Network
 
+LEAST_IMAGE = 10  # height and width below which an array is a vector
 LEAST_PIXELS = {"atari": 36, "nature": 36, "nips": 20}  # height and width that the convolutions need
 
 
 def network_kind(config: Config, input_shape: tuple[int, ...]) -> Network:
     """The network of `config`, with `auto` resolved; ValueError if it cannot take `input_shape`."""
     size = min(input_shape[1:]) if len(input_shape) == 3 else 0  # [C, H, W]
-    image = size >= 10
+    image = size >= LEAST_IMAGE
     auto: Network = "atari" if size >= LEAST_PIXELS["atari"] else "small" if image else "mlp"
     kind = auto if config.network == "auto" else config.network
     if config.network == "auto" and kind == "mlp" and sum(n >= LEAST_PIXELS["atari"] for n in input_shape) >= 2:

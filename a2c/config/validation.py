@@ -7,7 +7,7 @@ This module imports neither torch nor gymnasium.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral
@@ -118,6 +118,12 @@ def check_choice(field: str, value: Any, known: tuple[str, ...]) -> None:
         close = _close_to(str(value), known)
         hint = f"; did you mean {close}?" if close else ""
         raise ValueError(f"{field} must be one of {', '.join(sorted(known))}, got {value!r}{hint}")
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ValueError, with the nearest names, for the first of `names` that is not one of `known`."""
+    for name in names:
+        check_choice(kind, name, tuple(known))
 
 
 def check_count(field: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import FlattenObservation, ReshapeObservation, TransformObservation
 
 from a2c.config.config import Config
+from a2c.config.resolve import LEAST_IMAGE
 from a2c.config.validation import nearest
 from a2c.envs.atari import FRAME_SKIP, AtariGame
 from a2c.envs.snapshot import SnapshotWrapper
@@ -112,7 +113,7 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box):
         return FlattenObservation(env)
-    if len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= 10:  # [H, W] -> [1, H, W]
+    if len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= LEAST_IMAGE:  # [H, W] -> [1, H, W]
         return ReshapeObservation(env, (1, *space.shape))
     if len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[2] in (1, 3, 4):  # [H, W, C] -> [C, H, W]
         low, high = space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1)

@@ -23,10 +23,8 @@ from a2c.envs.vector_env import Episode
 from a2c.metrics.results import interval_of_mean
 from a2c.metrics.text import format_number
 from a2c.networks import NetworkFn
-from a2c.tools.human_scores import SCORES, human_normalized
+from a2c.tools.human_scores import FULL_LENGTH, SCORES, human_normalized
 from a2c.tools.load import NOT_CUSTOM, AfterDecision, Custom, load_policy
-
-FULL_LENGTH = 108_000  # emulator frames (30 minutes) after which the episodes of the published figures are cut off
 
 
 class Evaluation(NamedTuple):

@@ -7,6 +7,7 @@ Agent57. In some of them the random player scores 0.0 in Video Pinball.
 
 from __future__ import annotations
 
+FULL_LENGTH = 108_000  # emulator frames (30 minutes) after which the episodes of these figures are cut off
 SCORES: dict[str, tuple[float, float]] = {  # points of the random player and of the human, by ale-py's name of the game
     "alien": (227.8, 7127.7),
     "amidar": (5.8, 1719.5),

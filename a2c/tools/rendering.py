@@ -92,9 +92,9 @@ class RenderedEpisode(gym.Wrapper):
                 picture = self.env.render()
         except (gym.error.Error, NotImplementedError) as error:
             raise ValueError(f"env must be one that can be rendered here, got {name}: {error}") from error
-        if not isinstance(picture, np.ndarray) and "rgb_array" in (modes or ()):
-            raise ValueError(f"env must return an array from render(), got {type(picture).__name__} of {name}")
         if not isinstance(picture, np.ndarray):
+            if "rgb_array" in (modes or ()):
+                raise ValueError(f"env must return an array from render(), got {type(picture).__name__} of {name}")
             raise ValueError(f"env must have the render mode rgb_array, got {name} with {modes}")
 
     def action_names(self) -> list[str]:
