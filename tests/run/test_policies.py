@@ -195,3 +195,14 @@ def test_a_run_without_policies_has_none(tmp_path):
 def test_the_config_of_a_policy_is_json_as_in_a_checkpoint(straight):
     texts = [load_checkpoint(straight / name)["config"] for name in ("latest.pt", "policies/000000480.pt")]
     assert json.loads(texts[0]) == json.loads(texts[1]) | {"run_dir": str(straight)}
+
+
+def test_a_policy_whose_parameters_are_nan_is_not_kept(tmp_path):
+    run = opened(tiny(tmp_path / "run", keep_policy_every=80))
+    run.algorithm.training_step()
+    with torch.no_grad():
+        next(run.learner.net.parameters())[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="parameters are NaN or infinite"):
+        run.state.keep_policy(run.outputs)
+    run.close()
+    assert not kept_policies(tmp_path / "run")
