@@ -118,7 +118,7 @@ class Trainer:
         """Train as `run` does, yielding a `Progress` after each step.
 
         Leaving the loop ends the run with a checkpoint, as a signal does. Between two steps signals are the caller's.
-        Where a run goes back to its last checkpoint, `env_steps` falls, and episodes since then come a second time.
+        Where a run goes back to its last state in memory, `env_steps` falls, and episodes after it come a second time.
         """
         self.state.check_new()
         try:
