@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,7 +109,7 @@ class MonitoredVectorEnv(VectorWrapper):
         self.lengths += 1
         episodes = [Episode(int(i), float(self.scores[i]), int(self.lengths[i])) for i in np.flatnonzero(ended)]
         self.scores[ended], self.lengths[ended] = 0.0, 0
-        final_obs = {int(i): np.array(info["final_obs"][i]) for i in np.flatnonzero(ended)}
+        final_obs = {int(i): np.array(info["final_obs"][i], obs.dtype) for i in np.flatnonzero(ended)}
         if self.terminal_on_life_loss:
             lives = np.array(info["lives"])  # where an episode ended, those of the next one
             final_lives = info.get("final_info", {}).get("lives", self.lives)
@@ -172,6 +173,8 @@ class MonitoredVectorEnv(VectorWrapper):
             return
         forced = self.broken or kwargs.get("terminate")  # gymnasium sends SIGTERM then, which workers ignore
         if not forced and vector._state == AsyncState.DEFAULT:
+            if self.watchdog:
+                self.watchdog.grace = math.inf  # workers end now, each after its environment's `close`
             with suppress(WorkerError), self._calling():
                 vector.close(**kwargs)
         self.kill()

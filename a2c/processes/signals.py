@@ -20,7 +20,7 @@ class StopRequest:
 
     number = 0
     by_caller = False
-    interrupted_at = -math.inf  # when a second SIGINT last raised KeyboardInterrupt
+    interrupted_at = -math.inf  # when a SIGINT last raised KeyboardInterrupt
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class StopRequest:
         self.by_caller = True
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler: record the first signal; raise KeyboardInterrupt at a second SIGINT."""
+        """A signal handler: record the first signal; raise KeyboardInterrupt at a SIGINT after any request to stop."""
         if self and number == signal.SIGINT:
             now = time.monotonic()
             if now - self.interrupted_at > CALM:
@@ -51,7 +51,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
-    """Record the first of `SIGNALS` in `request`; a second SIGINT raises KeyboardInterrupt.
+    """Record the first of `SIGNALS` in `request`; a SIGINT after any request to stop raises KeyboardInterrupt.
 
     Does nothing outside the main thread, which alone may handle signals in Python. SIGHUP stays ignored under nohup.
     """

@@ -107,7 +107,7 @@ class Trainer:
 
         Raises ValueError (the directory is in use, saved episodes are damaged), WorkerError (an environment fails again
         and again), FloatingPointError (an output, loss, gradient or parameter is NaN or infinite), OSError (the last
-        checkpoint failed), RankError (a rank is lost), RuntimeError (called again), KeyboardInterrupt (second SIGINT).
+        checkpoint failed), RankError (a rank is lost), RuntimeError (called again), KeyboardInterrupt (another SIGINT).
         """
         with stop_on_signals(self.stop):
             for _ in self:
@@ -157,7 +157,7 @@ class Trainer:
         )
 
     def _guarded(self, step: Callable[[], bool]) -> bool:
-        """`step()`, while signals ask the run to stop; a second SIGINT ends the workers at once."""
+        """`step()`, while signals ask the run to stop; a SIGINT after that ends the workers at once."""
         with stop_on_signals(self.stop):
             try:
                 return step()

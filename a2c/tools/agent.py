@@ -49,6 +49,8 @@ class Agent:
             raise ValueError(f"obs must have shape {list(self.obs_shape)}, or [N, ...] of them, got {list(obs.shape)}")
         if self.spaces.stacked and obs.dtype != np.uint8:
             raise ValueError(f"obs must be pixels of dtype uint8, got {obs.dtype}")
+        if np.can_cast(batch.dtype, self.spaces.obs_dtype, "same_kind"):  # environments may return float64 for float32
+            batch = batch.astype(self.spaces.obs_dtype)
         if np.shape(starts) not in ((), (len(batch),)):
             raise ValueError(f"starts must be one value or have shape [{len(batch)}], got {list(np.shape(starts))}")
         if len(self.policy.rnn_state) != len(batch):

@@ -122,7 +122,7 @@ def _played(env: gym.Env, seed: int) -> np.ndarray:
         after, _, terminated, truncated, _ = env.step(env.action_space.sample())
         obs.append(np.array(after))
         ended = terminated or truncated
-    return np.stack(obs)
+    return np.stack(obs).astype(env.observation_space.dtype)
 
 
 def _converted(module: _Feedforward, arguments: tuple[Tensor, ...], facts: Mapping[str, str]) -> bytes:

@@ -3,10 +3,12 @@
 import contextlib
 import faulthandler
 import itertools
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from toys import CountingEnv, TinyNet, counting_envs, vector
 
@@ -15,6 +17,7 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.envs.make import make_envs, make_groups, run_seeds, sampling_seed
 from a2c.envs.single import find_spec, make_env
+from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.processes.errors import WorkerError
 
 BACKENDS = ("async", "native", "sync")
@@ -329,6 +332,16 @@ def test_a_worker_error_keeps_its_cause(monkeypatch):
         with pytest.raises(WorkerError) as error:
             envs.reset()
     assert isinstance(error.value.__cause__, EOFError) and envs.broken
+
+
+def test_close_waits_for_an_environment_that_closes_for_longer_than_another(tmp_path):
+    gym.register("Closing-v0", entry_point="toys:ClosingEnv")
+    files = [tmp_path / "soon", tmp_path / "late"]
+    fns = [partial(gym.make, "Closing-v0", seconds=s, path=str(p)) for s, p in zip((0, 4), files, strict=True)]
+    vector = AsyncVectorEnv(fns, context="fork", autoreset_mode=AutoresetMode.SAME_STEP)
+    with contextlib.closing(MonitoredVectorEnv(vector, timeout=60)) as envs:
+        envs.reset()
+    assert all(path.exists() for path in files)
 
 
 def test_abandon_ends_a_wait_for_a_worker_and_close_still_works():

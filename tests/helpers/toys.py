@@ -99,6 +99,30 @@ class ConstantEnv(gym.Env):
         return np.ones(1, np.float32), 1.0, False, self.step_count == self.length, {}
 
 
+class DoublesEnv(ConstantEnv):
+    """Returns float64 observations, though its space is float32, as many environments do."""
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        obs, info = super().reset(**kwargs)
+        return obs.astype(np.float64), info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, *rest = super().step(action)
+        return obs.astype(np.float64), *rest
+
+
+class ClosingEnv(ConstantEnv):
+    """Takes `seconds` to close, then makes the file `path`."""
+
+    def __init__(self, seconds: float, path: str) -> None:
+        super().__init__()
+        self.seconds, self.path = seconds, path
+
+    def close(self) -> None:
+        time.sleep(self.seconds)
+        Path(self.path).touch()
+
+
 class IdentityEnv(gym.Env):
     """Shows a random action as one-hot and pays 1 for repeating it; terminates after 10 decisions."""
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from runs import tiny
+from toys import DoublesEnv, TinyNet
 
 import a2c
 from a2c.policy import initial_state, step
@@ -50,6 +51,21 @@ def test_agent_returns_the_actions_of_a_space_that_does_not_start_at_0(tmp_path)
     agent = a2c.load(tmp_path / "run", env_fn=FromFive)
     assert set(agent.act(np.zeros((64, 2), np.float32))) == {5, 6}
     assert agent.act(np.zeros(2, np.float32)) in (5, 6)
+
+
+class Linear(TinyNet):
+    """Takes observations as they come."""
+
+    def forward(self, obs):
+        return self.policy(obs), self.value(obs)
+
+
+def test_a_custom_network_of_float32_meets_no_float64_where_the_environment_returns_it(tmp_path):
+    custom = {"env_fn": DoublesEnv, "network": lambda obs_shape, n_actions: Linear(*obs_shape, n_actions)}
+    assert a2c.Trainer(tiny(tmp_path / "run", total_env_steps=160), **custom).run().episodes == 16  # all truncated
+    agent = a2c.load(tmp_path / "run", **custom)
+    obs, _ = agent.make_env().reset()
+    assert obs.dtype == np.float64 and agent.act(obs) in (0, 1) and agent.act([1]) in (0, 1)
 
 
 def test_agent_keeps_a_recurrent_state_per_environment_until_an_episode_starts(run_dir):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -79,6 +80,13 @@ def test_model_returns_what_the_network_returns_for_raw_observations(settings):
             expected = before.step(torch.from_numpy(obs), rnn_state) if recurrent else before(torch.from_numpy(obs))
         for found, wanted in zip(session.run(None, inputs), expected, strict=True):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@needs_onnx
+def test_model_is_checked_with_the_dtype_of_the_space_where_the_environment_returns_another():
+    gym.register("Doubles-v0", entry_point="toys:DoublesEnv")
+    inputs = session_of(onnx_model(*made({"env": "Doubles-v0", "network": "mlp"}))).get_inputs()
+    assert [i.type for i in inputs] == ["tensor(float)"]
 
 
 @needs_onnx
