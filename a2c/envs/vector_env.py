@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,7 +173,7 @@ class MonitoredVectorEnv(VectorWrapper):
         forced = self.broken or kwargs.get("terminate")  # gymnasium sends SIGTERM then, which workers ignore
         if not forced and vector._state == AsyncState.DEFAULT:
             if self.watchdog:
-                self.watchdog.grace = math.inf  # workers end now, each after its environment's `close`
+                self.watchdog.allow_exits()  # each worker ends after its environment's `close`
             with suppress(WorkerError), self._calling():
                 vector.close(**kwargs)
         self.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -42,6 +43,10 @@ class Watchdog:
         self._waiting = False
         if self.expired and isinstance(error, Exception):
             raise WorkerError(f"{self.who} did not respond within {self.timeout:g} seconds") from error
+
+    def allow_exits(self) -> None:
+        """From now on a worker may end; only the timeout kills the others."""
+        self.grace = math.inf
 
     def stop(self) -> None:
         """Let the thread end, without waiting for it."""
