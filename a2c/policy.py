@@ -179,13 +179,18 @@ def check_finite(log_probs: Tensor) -> None:
         )
 
 
-def check_network(net: nn.Module, spaces: Spaces) -> None:
-    """ValueError if the custom network `net` does not map observations to logits and values."""
+def check_network(net: nn.Module, spaces: Spaces, precision: str = "") -> None:
+    """ValueError if the custom network `net` does not map observations to logits and values.
+
+    `precision`: of its parameters where it is not float32; the message names it.
+    """
     if not isinstance(net, nn.Module):
         raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
     obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
+    obs = obs.to(next((parameter.device for parameter in net.parameters()), "cpu"))
     shape = ", ".join(map(str, ("B", *spaces.obs_shape)))
-    rule = f"network must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
+    network = f"network in {precision}" if precision else "network"
+    rule = f"{network} must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
     try:
         with torch.no_grad():
             logits, values = net(obs)
@@ -203,7 +208,7 @@ def check_network(net: nn.Module, spaces: Spaces) -> None:
 def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
     """ValueError if `step` or `replay` cannot use `net`; `obs [2, ...]`."""
     rule = "network with rnn_state_size H must have step and replay, as LstmA2C has"
-    rnn_state, starts = initial_state(net, 2), torch.ones(2, dtype=torch.bool)
+    rnn_state, starts = initial_state(net, 2, obs.device), torch.ones(2, dtype=torch.bool, device=obs.device)
     try:
         with torch.no_grad():
             outputs = (*step(net, obs, rnn_state, starts), *replay(net, obs[None], starts[None], rnn_state))

@@ -143,7 +143,8 @@ def run_worker(
     # Two workers that fed the same statistics at once could make a variance negative.
     statistics = counters.statistics[number] if counters.statistics else None
     learner = Learner(config, spaces, compute, Shared(net, optimizer, statistics, counters.rollout_decisions))
-    collector = Collector([task.make_envs()], learner.replica, config.rollout_steps, compute, task.sampling_seed)
+    envs = task.make_envs()
+    collector = Collector([envs], learner.replica, config.rollout_steps, compute, task.sampling_seed)
     if new_run:
         learner.update_normalizer(collector.next_obs[None])
 
@@ -180,3 +181,4 @@ def run_worker(
         metrics, sent = (learner.update_metrics(), now) if due else ({}, sent)
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
         pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, change, metrics))
+    envs.close()

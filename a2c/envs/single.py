@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -171,5 +172,13 @@ def probe_spaces(config: Config) -> Spaces:
 
 
 def make_snapshot_env(config: Config, spec: EnvSpec, seed: int) -> SnapshotWrapper:
-    """`make_env` in a `SnapshotWrapper`: a row of the `async` and `sync` backends."""
-    return SnapshotWrapper(make_env(config, spec, seed))
+    """`make_env` in a `SnapshotWrapper`: a row of the `async` and `sync` backends.
+
+    ValueError as there; any other exception becomes a RuntimeError, as in `SnapshotWrapper`.
+    """
+    try:
+        return SnapshotWrapper(make_env(config, spec, seed))
+    except ValueError:
+        raise
+    except Exception:  # an EOFError or ConnectionError would look like the death of a process
+        raise RuntimeError(traceback.format_exc()) from None

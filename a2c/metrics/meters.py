@@ -28,7 +28,6 @@ class ScoreWindow:
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.best_mean = -math.inf  # highest mean over a full window
-        self.reached = -math.inf  # highest mean that met a target
 
     def add(self, scores: Iterable[float], lengths: Iterable[int] = ()) -> None:
         """Count finished episodes in order."""
@@ -55,10 +54,8 @@ class ScoreWindow:
         return len(self.last) == WINDOW
 
     def meets(self, target: float) -> bool:
-        """True once a call has found the mean of 100 episodes at `target` or above; later episodes do not undo it."""
-        if self.full and self.mean >= target:
-            self.reached = max(self.reached, self.mean)
-        return self.reached >= target
+        """True once a mean of 100 episodes was at `target` or above; later episodes do not undo it."""
+        return self.best_mean >= target
 
     def metrics(self) -> dict[str, float]:
         """The metrics of finished episodes."""
@@ -77,13 +74,11 @@ class ScoreWindow:
             "last": list(self.last),
             "lengths": list(self.lengths),
             "best_mean": self.best_mean,
-            "reached": self.reached,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.episodes, self.best_mean = int(state["episodes"]), float(state["best_mean"])
-        self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
         self.lengths = deque(map(int, state.get("lengths", ())), maxlen=WINDOW)  # none in checkpoints of 0.4.0
 

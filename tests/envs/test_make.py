@@ -211,6 +211,17 @@ def test_make_envs_leaves_the_main_module_as_it_was():
     assert {name: vars(sys.modules["__main__"]).get(name) for name in before} == before
 
 
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_a_constructor_that_finds_no_server_is_not_reported_as_a_process_that_died(backend):
+    def refused():
+        raise ConnectionRefusedError("no server at port 9")
+
+    gym.register(f"Refused{backend}-v0", entry_point=refused)
+    with pytest.raises(WorkerError, match=r"^an environment failed: ConnectionRefusedError: no server at port 9$") as e:
+        make_envs(Config(env=f"Refused{backend}-v0", backend=backend, num_envs=2))
+    assert "in refused" in e.value.trace
+
+
 def test_close_ends_the_workers():
     envs = make_envs(Config(env="CartPole-v1", num_envs=3))
     workers = list(envs.env.processes)

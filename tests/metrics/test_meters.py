@@ -86,3 +86,9 @@ def test_a_mean_equal_to_the_target_meets_it():
     scores = ScoreWindow()
     scores.add([21.0] * WINDOW)
     assert scores.meets(21.0) and not scores.meets(21.5)
+
+
+def test_a_target_that_only_the_mean_between_two_episodes_of_one_step_reaches_is_met():
+    scores = ScoreWindow()
+    scores.add([20.0] * WINDOW + [10.0])
+    assert scores.mean < 20.0 and scores.meets(20.0) and not scores.meets(20.1)

@@ -343,6 +343,17 @@ def test_own_network_is_checked_before_anything_starts(tmp_path, answer, message
     assert not (tmp_path / "run").exists()
 
 
+def test_own_network_that_is_given_other_numbers_than_its_own_is_refused_in_bfloat16(tmp_path):
+    class Float32(TwoLayers):
+        def forward(self, obs):
+            return super().forward(obs.float())
+
+    with pytest.raises(ValueError, match=r"network in bfloat16 must map obs .B, 4. .*same dtype"):
+        a2c.Trainer(tiny(tmp_path / "run", precision="bfloat16"), network=Float32)
+    assert not (tmp_path / "run").exists()
+    a2c.Trainer(tiny(tmp_path / "run"), network=Float32).close()
+
+
 def test_own_network_must_be_a_function_and_have_something_to_learn(tmp_path):
     def frozen(input_shape, n_actions):
         return TwoLayers(input_shape, n_actions).requires_grad_(False)
