@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -42,7 +43,7 @@ def parse_config(args: Sequence[str]) -> Config:
     defaults = _defaults(args)
     args = _full_help("train.py", args, defaults)
     config, unknown = _parse(Config, "train.py", args, default=defaults, description=TRAIN)
-    refuse_unknown(unknown, Config)
+    refuse_unknown(unknown, Config, args)
     return _with_full_id(config)
 
 
@@ -73,7 +74,7 @@ def parse_command(args: Sequence[str]) -> tuple[Options, list[str]]:
         # In `--preset cartpole DIR`, DIR may be a value of an option that only train knows.
         raise ValueError(f"the directory comes before the options of train: a2c {name} DIR [OPTIONS]") from None
     if not isinstance(options, Compare):
-        refuse_unknown(unknown, type(options))
+        refuse_unknown(unknown, type(options), args)
     else:  # those of train are read later
         mistyped = [word for word in unknown if word.startswith("--") and word.split("=")[0] not in _flags(Config)]
         refuse_unknown([word for word in mistyped if _near(word.split("=")[0], type(options), 0.75)], type(options))
@@ -143,8 +144,8 @@ def value_of(args: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def refuse_unknown(unknown: Sequence[str], kind: type[Options]) -> None:
-    """ValueError for `unknown` arguments, with the option of `kind` that was probably meant."""
+def refuse_unknown(unknown: Sequence[str], kind: type[Options], args: Sequence[str] = ()) -> None:
+    """ValueError for `unknown` ones of `args`, with the option of `kind` that was probably meant."""
     if not unknown:
         return
     first = unknown[0].split("=")[0]
@@ -152,7 +153,9 @@ def refuse_unknown(unknown: Sequence[str], kind: type[Options]) -> None:
     hint = f"; did you mean {near[0]}?" if near else ""
     switches = [field.name.replace("_", "-") for field in fields(kind) if isinstance(field.default, bool)]
     if switches and first.lower() in ("true", "false"):
-        hint = f"; a switch takes no value: --{switches[0]} or --no-{switches[0]}, for example"
+        before = [flag.removeprefix("--").removeprefix("no-") for flag, value in pairwise(args) if value == first]
+        switch = next((name for name in before if name in switches), switches[0])
+        hint = f"; a switch takes no value: --{switch} or --no-{switch}"
     raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
 
 

@@ -105,8 +105,13 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
         rendering: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         env = gym.make(spec, disable_env_checker=True, **rendering)
     except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
-        if "render_mode" in str(error) and spec.id.startswith(CUSTOM_NAMESPACE):
-            raise ValueError(f"env_fn must accept the argument render_mode to be rendered: {error}") from error
+        if spec.id.startswith(CUSTOM_NAMESPACE):
+            rule = (
+                "accept the argument render_mode to be rendered"
+                if "render_mode" in str(error)
+                else "make an environment"
+            )
+            raise ValueError(f"env_fn must {rule}, got {type(error).__name__}: {error}") from error
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):
         env.close()

@@ -116,7 +116,11 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["compare", "--preset", "cartpole", "x"], ["comes before the options of train: a2c compare DIR"]),
         (["sweep", "x", "--budgt", "5"], ["Unrecognized options: --budgt; did you mean --budget?"]),
         (["compare", "x", "--jbos", "2", "--preset", "cartpole"], ["--jbos; did you mean --jobs?"]),
-        (["train", "--normalize-obs", "false"], ["options: false; a switch takes no value: --crop or --no-crop"]),
+        (
+            ["train", "--normalize-obs", "false"],
+            ["options: false; a switch takes no value: --normalize-obs or --no-normalize-obs"],
+        ),
+        (["train", "--no-progress", "True"], ["options: True; a switch takes no value: --progress or --no-progress"]),
         (["report", ".", "true"], ["Unrecognized options: true"]),
         (["record", ".", "--greedy", "true"], ["options: true; a switch takes no value: --greedy or --no-greedy"]),
         (["evaluate", ".", "--seed", "2000000001"], ["seed must be at least 0 and at most 2000000000"]),

@@ -370,6 +370,12 @@ def test_an_environment_in_place_of_env_fn_is_refused(tmp_path):
         a2c.Trainer(tiny(tmp_path / "run"), env_fn=gym.make("CartPole-v1"))
 
 
+def test_an_env_fn_that_cannot_be_called_without_arguments_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"env_fn must make an environment, got TypeError: .*'size'"):
+        a2c.Trainer(tiny(tmp_path / "run"), env_fn=lambda size: Plane())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("env_fn", [Plane, lambda: Plane(), partial(Plane)])
 def test_own_environment_needs_no_id(tmp_path, backend, env_fn):

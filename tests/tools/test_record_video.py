@@ -251,7 +251,7 @@ class Blank(Drawn):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (Plain, "env_fn must accept the argument render_mode to be rendered: "),
+        (Plain, "env_fn must accept the argument render_mode to be rendered, got TypeError: "),
         (Blank, "env must return an array from render(), got NoneType of custom/Blank-v0"),
     ],
 )
