@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from comparisons import RESULTS, about, measured, table
+from trials import find_runs, mean_at
 
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
@@ -59,6 +60,32 @@ def scores(*groups: Path) -> str:
         raise ValueError(f"the games of a table must have as many decisions, got {sorted(decisions)}")
     steps = "".join(f"{count:,}" for count in decisions)
     return TITLE.format(steps) + "\n".join(parts) if groups else ""
+
+
+def entropy_bonuses(*groups: Path) -> str:
+    """A row per game: a run whose entropy bonus falls after 40 % of it beside that of the preset, where it stays.
+
+    Training means at 40 %, up to which the settings are equal, then the frozen last policies.
+    """
+    header = (
+        "game",
+        "decisions",
+        "after 40 %: constant; falling",
+        "constant (interval)",
+        "falling (interval)",
+        "change",
+    )
+    rows = []
+    for group in groups:
+        both = RESULTS / group.name, group
+        constant, falling = map(evaluation, both)
+        equal = "; ".join(
+            mean_at(one, int(0.4 * falling["env_steps"])) for path in both for one in find_runs(path, "*/*")
+        )
+        means = [_mean(figures["mean"], figures["interval"]) for figures in (constant, falling)]
+        change = f"{falling['mean'] / constant['mean'] - 1:+.1%}"
+        rows.append((game(falling), f"{falling['env_steps']:,}", equal, *means, change))
+    return table(header, rows)
 
 
 def _row(group: str, figures: dict[str, Any]) -> Sequence[str]:

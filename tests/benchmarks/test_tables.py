@@ -128,6 +128,17 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     ]
 
 
+def test_two_entropy_bonuses_have_the_training_means_where_they_part_and_the_last_policies(tmp_path, monkeypatch):
+    monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
+    for group, early, mean in ((tmp_path / "qbert", 1.0, 1000.0), (tmp_path / "falling" / "qbert", 2.0, 950.0)):
+        write_run(group / "atari" / "seed-1", [early] * 200 + [9.0] * 300, env_steps=2000)
+        figures = {"mean": mean, "interval": [mean - 5, mean + 5], "env": "QbertNoFrameskip-v4", "env_steps": 1_000_000}
+        write_game(group, figures)
+    *_, row = game_scores.entropy_bonuses(tmp_path / "falling" / "qbert").splitlines()
+    means = "1,000.0 (995.0 to 1,005.0) | 950.0 (945.0 to 955.0)"
+    assert row == f"| Qbert | 1,000,000 | 1.0; 2.0 | {means} | -5.0% |"
+
+
 def test_games_were_trained_with_the_settings_of_todays_preset():
     preset = asdict(resolve(Config.from_preset("atari"), (4, 84, 84)))
     settings = {name: value for name, value in preset.items() if name not in OF_A_RUN}
