@@ -61,9 +61,7 @@ class Learner:
                 torch.default_generator.manual_seed(config.seed)
                 net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
                 if network:
-                    check_network(net, spaces)  # its first call, which may draw parameters of lazy layers
-                    if compute.precision != torch.float32:
-                        check_network(make_replica(net, compute), spaces, compute.precision_name)
+                    check_network(net, spaces, compute.precision)  # its first call may draw parameters of lazy layers
             self.net = net.to(compute.device)
             compute.ranks.broadcast(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
             self.optimizer = make_optimizer(self.net, config, compute.cuda_graphs)

@@ -9,6 +9,7 @@ else: a function that is called again over the same memory, on a GPU as a CUDA g
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from a2c.compute.graphs import Replay, make_replay
+from a2c.compute.replica import in_precision
 from a2c.config.config import Config
 from a2c.envs.single import Spaces
-from a2c.networks import NetworkFn, make_network
 
 UNREWARDED = 200  # decisions without a reward that lower the count of rewards by 1: see `count_rewards`
 
@@ -179,17 +180,20 @@ def check_finite(log_probs: Tensor) -> None:
         )
 
 
-def check_network(net: nn.Module, spaces: Spaces, precision: str = "") -> None:
-    """ValueError if the custom network `net` does not map observations to logits and values.
-
-    `precision`: of its parameters where it is not float32; the message names it.
-    """
+def check_network(net: nn.Module, spaces: Spaces, precision: torch.dtype = torch.float32) -> None:
+    """ValueError if a custom network does not map observations to logits and values, as it is and in `precision`."""
     if not isinstance(net, nn.Module):
         raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
+    _check_outputs(net, spaces, "network")
+    if precision != torch.float32:
+        copied = in_precision(copy.deepcopy(net), precision)  # a forward pass may change its buffers
+        _check_outputs(copied, spaces, f"network in {str(precision).removeprefix('torch.')}")
+
+
+def _check_outputs(net: nn.Module, spaces: Spaces, network: str) -> None:
+    """ValueError for wrong outputs of `net`, which the message calls `network`."""
     obs = torch.from_numpy(np.zeros((2, *spaces.obs_shape), spaces.obs_dtype))
-    obs = obs.to(next((parameter.device for parameter in net.parameters()), "cpu"))
     shape = ", ".join(map(str, ("B", *spaces.obs_shape)))
-    network = f"network in {precision}" if precision else "network"
     rule = f"{network} must map obs [{shape}] of {obs.dtype} to (logits [B, A], values [B, 1])"
     try:
         with torch.no_grad():
@@ -202,13 +206,13 @@ def check_network(net: nn.Module, spaces: Spaces, precision: str = "") -> None:
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError("network must have parameters that can be learned, got none with requires_grad")
     if getattr(net, "rnn_state_size", 0):
-        _check_recurrent(net, obs, spaces.n_actions)
+        _check_recurrent(net, obs, spaces.n_actions, network)
 
 
-def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
-    """ValueError if `step` or `replay` cannot use `net`; `obs [2, ...]`."""
-    rule = "network with rnn_state_size H must have step and replay, as LstmA2C has"
-    rnn_state, starts = initial_state(net, 2, obs.device), torch.ones(2, dtype=torch.bool, device=obs.device)
+def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int, network: str) -> None:
+    """ValueError if `step` or `replay` cannot use `net`, which the message calls `network`; `obs [2, ...]`."""
+    rule = f"{network} with rnn_state_size H must have step and replay, as LstmA2C has"
+    rnn_state, starts = initial_state(net, 2), torch.ones(2, dtype=torch.bool)
     try:
         with torch.no_grad():
             outputs = (*step(net, obs, rnn_state, starts), *replay(net, obs[None], starts[None], rnn_state))
@@ -217,21 +221,3 @@ def _check_recurrent(net: nn.Module, obs: Tensor, n_actions: int) -> None:
     shapes, size = [list(output.shape) for output in outputs], rnn_state.shape[1]
     if shapes != [[2, n_actions], [2, 1], [2, size], [1, 2, n_actions], [1, 2]]:
         raise ValueError(f"{rule}, got {shapes} for B = 2, A = {n_actions} and H = {size}")
-
-
-def empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = None) -> nn.Module:
-    """The network of `config` to load parameters into: on the device `meta`, without memory; of `custom`, on the CPU.
-
-    ValueError if `custom` is missing, not wanted, or makes nothing that can be used.
-    """
-    if custom and config.network != "custom":
-        raise ValueError(f"it is the built-in network {config.network}: leave out the argument network")
-    try:
-        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
-            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
-            if custom:
-                check_network(net, spaces)
-    except Exception as error:  # of what somebody else has written
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(reason) from error
-    return net

@@ -29,6 +29,7 @@ SUBPACKAGES = {  # in the order of imports; None: the files of the method, which
     "run": (
         "run_dir",
         "about",
+        "values",
         "checkpoint",
         "policies",
         "introduction",

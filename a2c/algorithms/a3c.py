@@ -8,6 +8,7 @@ the parameters of `a2c --threads 1`, bit for bit.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -131,8 +132,8 @@ def run_worker(
     counters: SharedCounters,
     new_run: bool,
     pipe: Connection,
-) -> None:
-    """One worker: algorithm S3. `net` and `optimizer` live in shared memory.
+) -> Callable[[], None]:
+    """One worker: algorithm S3; returns what closes its environments. `net` and `optimizer` live in shared memory.
 
     `Learner.learn` takes the gradients on its replica and *copies* them into the `.grad` of `net`, which are this
     process's own, before each step. The classic line `shared.grad = local.grad` makes them one tensor, into which
@@ -181,4 +182,4 @@ def run_worker(
         metrics, sent = (learner.update_metrics(), now) if due else ({}, sent)
         stats = TrainingStats(len(rollout), episodes, {**seconds, "learn": now - began})
         pipe.send(WorkerReport(stats, int(counters.updates[number]) - before, change, metrics))
-    envs.close()
+    return envs.close

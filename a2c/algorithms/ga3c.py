@@ -128,7 +128,7 @@ def run_actor(
 
     It sends its first observations, then what it collects, a rollout as arrays: a copy, no shared memory. Its
     observations are missing, for the predictor has them. Rollouts are whole, so no episode's last reward is lost.
-    `WorkerPool.close` ends it, and does not wait until the environments are closed.
+    `WorkerPool.close` kills it; its environments are not closed.
     """
     compute = Compute(task.config)
     net: Any = RemoteNetwork(buffers, requests)  # called like a network

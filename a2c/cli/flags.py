@@ -153,9 +153,11 @@ def refuse_unknown(unknown: Sequence[str], kind: type[Options], args: Sequence[s
     hint = f"; did you mean {near[0]}?" if near else ""
     switches = [field.name.replace("_", "-") for field in fields(kind) if isinstance(field.default, bool)]
     if switches and first.lower() in ("true", "false"):
-        before = [flag.removeprefix("--").removeprefix("no-") for flag, value in pairwise(args) if value == first]
-        switch = next((name for name in before if name in switches), switches[0])
-        hint = f"; a switch takes no value: --{switch} or --no-{switch}"
+        words = [word.replace("_", "-") for arg in args for word in arg.split("=", 1)]
+        given = [flag.removeprefix("--").removeprefix("no-") for flag, value in pairwise(words) if value == first]
+        switch = next((name for name in given if name in switches), "")
+        hint = f"; a switch takes no value: --{switch or switches[0]} or --no-{switch or switches[0]}"
+        hint += "" if switch else ", for example"
     raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
 
 

@@ -23,11 +23,16 @@ def make_replica(net: nn.Module, compute: Compute, always_copy: bool = False) ->
     normalizer = getattr(net, "normalizer", None)
     shared = isinstance(normalizer, nn.Module) and not list(normalizer.parameters())  # statistics, nothing learned
     replica = copy.deepcopy(net, {id(normalizer): normalizer} if shared else None)  # wherever `net` holds it
-    for module in replica.modules():
+    return in_precision(replica, compute.precision)
+
+
+def in_precision(net: nn.Module, precision: torch.dtype) -> nn.Module:
+    """`net` itself, with its parameters in `precision`, but for those of layers with `keeps_float32`."""
+    for module in net.modules():
         if not getattr(module, "keeps_float32", False):
             for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.to(compute.precision)
-    return replica
+                parameter.data = parameter.data.to(precision)
+    return net
 
 
 def with_own_statistics(net: nn.Module) -> nn.Module:

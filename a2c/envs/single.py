@@ -106,11 +106,8 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
         env = gym.make(spec, disable_env_checker=True, **rendering)
     except (gym.error.Error, ImportError, AttributeError, TypeError) as error:  # a module that is missing or too old
         if spec.id.startswith(CUSTOM_NAMESPACE):
-            rule = (
-                "accept the argument render_mode to be rendered"
-                if "render_mode" in str(error)
-                else "make an environment"
-            )
+            renders = render_mode is not None and "render_mode" in str(error)
+            rule = "accept the argument render_mode to be rendered" if renders else "make an environment"
             raise ValueError(f"env_fn must {rule}, got {type(error).__name__}: {error}") from error
         raise ValueError(f"env must be an id that can be made here, got {spec.id!r}: {error}") from error
     if not isinstance(env.action_space, gym.spaces.Discrete):

@@ -28,6 +28,8 @@ class ScoreWindow:
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.best_mean = -math.inf  # highest mean over a full window
+        self.reached = -math.inf  # highest mean that met a target
+        self._unseen = -math.inf  # highest mean over a full window since the last call of `meets`
 
     def add(self, scores: Iterable[float], lengths: Iterable[int] = ()) -> None:
         """Count finished episodes in order."""
@@ -37,6 +39,7 @@ class ScoreWindow:
             self.last.append(score)
             if self.full:
                 self.best_mean = max(self.best_mean, self.mean)
+                self._unseen = max(self._unseen, self.mean)
 
     @property
     def mean(self) -> float:
@@ -54,8 +57,18 @@ class ScoreWindow:
         return len(self.last) == WINDOW
 
     def meets(self, target: float) -> bool:
-        """True once a mean of 100 episodes was at `target` or above; later episodes do not undo it."""
-        return self.best_mean >= target
+        """True once a mean of 100 episodes was at `target` or above; later episodes do not undo it.
+
+        What came before a state that was loaded does not count: a resumed run may have set another target.
+        """
+        if self._unseen >= target:
+            self.reached = max(self.reached, self._unseen)
+        self._forget_means()
+        return self.reached >= target
+
+    def _forget_means(self) -> None:
+        """Leave `meets` the present mean alone."""
+        self._unseen = self.mean if self.full else -math.inf
 
     def metrics(self) -> dict[str, float]:
         """The metrics of finished episodes."""
@@ -74,13 +87,16 @@ class ScoreWindow:
             "last": list(self.last),
             "lengths": list(self.lengths),
             "best_mean": self.best_mean,
+            "reached": self.reached,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.episodes, self.best_mean = int(state["episodes"]), float(state["best_mean"])
+        self.reached = float(state["reached"])
         self.last = deque(map(float, state["last"]), maxlen=WINDOW)
         self.lengths = deque(map(int, state.get("lengths", ())), maxlen=WINDOW)  # none in checkpoints of 0.4.0
+        self._forget_means()
 
 
 class StageTimer:

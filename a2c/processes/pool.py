@@ -25,13 +25,14 @@ DONE = "done"  # the last message of a worker whose work has returned
 class WorkerPool:
     """Runs `work(*arguments, pipe)` in one process per entry of `arguments` and receives what they send.
 
+    `work` may return a function, which is called once the worker counts as done; nobody waits for it but `close`.
     `preload`: modules that are imported once for all of them. No worker can keep the run waiting: where one dies,
     raises or sends nothing for `timeout` seconds, `receive` raises.
     """
 
     def __init__(
         self,
-        work: Callable[..., None],
+        work: Callable[..., Callable[[], None] | None],
         arguments: Sequence[tuple[Any, ...]],
         timeout: float,
         preload: Sequence[str] = (),
@@ -41,6 +42,7 @@ class WorkerPool:
         self.waited: dict[int, float] = {}  # seconds since each worker's last message; below 0 while it may start
         self.received_at = time.perf_counter()
         self.processes: list[BaseProcess] = []
+        self.done: list[BaseProcess] = []
         self.watchdog = Watchdog(timeout, lambda: self.processes, "a worker")
         try:
             context: Any = multiprocessing.get_context(worker_context([work.__module__, *preload]))
@@ -87,6 +89,7 @@ class WorkerPool:
             if isinstance(message, str) and message == DONE:
                 del self.pipes[pipe]
                 pipe.close()
+                self.done.append(self.processes[number])
             else:
                 messages.append((number, message))
         return messages
@@ -112,20 +115,25 @@ class WorkerPool:
         return bool(self.pipes)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """End the processes, whatever they do; those that are done have `timeout` seconds to end on their own."""
         self.watchdog.close()
+        deadline = time.monotonic() + self.timeout
+        for process in self.done:
+            process.join(max(0.0, deadline - time.monotonic()))
         end_processes(self.processes)
         for pipe in self.pipes:
             pipe.close()
         self.pipes = {}
 
 
-def _run(work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
+def _run(work: Callable[..., Callable[[], None] | None], arguments: tuple[Any, ...], pipe: Connection) -> None:
     """What a worker process runs."""
     prepare_worker()
     try:
-        work(*arguments, pipe)
+        finish = work(*arguments, pipe)
         pipe.send(DONE)
+        if finish is not None:
+            finish()
     except (EOFError, BrokenPipeError, ConnectionError):  # the pipe is closed: the run has ended
         return
     except (FloatingPointError, WorkerError) as error:

@@ -12,22 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from a2c import __version__
 from a2c.config.config import Config
 from a2c.envs.single import CUSTOM_NAMESPACE, Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
-from a2c.networks import NetworkFn
-from a2c.policy import empty_network
+from a2c.networks import NetworkFn, make_network
+from a2c.policy import check_network
 from a2c.processes.errors import RankError, WorkerError, with_notes_of
+from a2c.run.values import to_arrays, to_tensors
 
 FORMAT = 7
 FIRST_VERSION = "0.1.0"  # of a2c, which wrote the formats 1 to 4, without its version
 LATEST, PREVIOUS = "latest.pt", "previous.pt"  # the last checkpoint and the one before it
 BEST = "best.pt"  # the checkpoint with the highest mean score of the 100 episodes before it
-ARRAY, SCALAR = "numpy array", "numpy scalar"  # the only key of a dict that holds one of these
 # What the pickle of a checkpoint may name. Torch allows more, such as a bytearray, which can take any amount of memory.
 NAMES = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\.storage UntypedStorage|torch uint\d+|"
@@ -150,38 +149,10 @@ def _check_extent(state: Any, size: int) -> None:
         rest += items
 
 
-def to_tensors(value: Any) -> Any:
-    """Nested values as a checkpoint may hold them, tensors as copies: NumPy arrays and scalars become tensors, too."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()  # layers may share it: a file whose content is larger than itself counts as damaged
-    if isinstance(value, np.ndarray | np.generic):
-        return {ARRAY if isinstance(value, np.ndarray) else SCALAR: torch.from_numpy(np.array(value))}
-    if isinstance(value, dict):
-        return {key: to_tensors(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(to_tensors(item) for item in value)
-    return value
-
-
-def to_arrays(value: Any) -> Any:
-    """The inverse of `to_tensors`, as a copy."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        if set(value) == {ARRAY}:
-            return value[ARRAY].clone().numpy()
-        if set(value) == {SCALAR}:
-            return value[SCALAR].numpy()[()]
-        return {key: to_arrays(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(to_arrays(item) for item in value)
-    return value
-
-
 def make_checked(
     state: dict[str, Any], config: Config, spaces: Spaces, path: Path, network: NetworkFn | None = None
 ) -> torch.nn.Module:
-    """The `empty_network` of `config`, after checking that the checkpoint's fits it.
+    """The network of `config` to load the parameters of the checkpoint `state` into, after checking that they fit.
 
     CheckpointError if observations, actions or layers differ, or a weight is NaN or infinite.
     """
@@ -192,7 +163,7 @@ def make_checked(
                 "and frame_stack of its run"
             )
     try:
-        net = empty_network(config, spaces, network)
+        net = _empty_network(config, spaces, network)
     except ValueError as error:
         raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
@@ -203,6 +174,24 @@ def make_checked(
     for name, value in state["network"].items():
         if not value.isfinite().all():
             raise CheckpointError(f"checkpoint {path} holds a network whose {name} is NaN or infinite{_advice(path)}")
+    return net
+
+
+def _empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = None) -> torch.nn.Module:
+    """The network of `config` to load parameters into: on the device `meta`, without memory; of `custom`, on the CPU.
+
+    ValueError if `custom` is missing, not wanted, or makes nothing that can be used.
+    """
+    if custom and config.network != "custom":
+        raise ValueError(f"it is the built-in network {config.network}: leave out the argument network")
+    try:
+        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
+            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
+            if custom:
+                check_network(net, spaces)
+    except Exception as error:  # of what somebody else has written
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(reason) from error
     return net
 
 

@@ -20,5 +20,5 @@ def stop_reason(config: Config, env_steps: int, scores: ScoreWindow, stop: StopR
 def finish_reason(config: Config, env_steps: int, scores: ScoreWindow) -> str:
     """Why nothing is left to do at `env_steps`; an empty string if there is."""
     if config.target_score is not None and scores.meets(config.target_score):
-        return f"reached a mean score of {format_score(scores.best_mean)}"
+        return f"reached a mean score of {format_score(scores.reached)}"
     return "all environment steps done" if env_steps >= config.total_env_steps else ""

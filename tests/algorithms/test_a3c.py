@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -531,18 +532,26 @@ def test_make_tasks_sends_environments_that_only_the_caller_registered(algorithm
     assert run(tmp_path / "run", flags, algorithm, workers=2)["env_steps"] >= 500
 
 
-def test_workers_close_their_environments_at_the_end(tmp_path):
-    gym.register("Closed-v0", entry_point=lambda: ClosingEnv(0, f"{tmp_path}/{os.getpid()}-{time.perf_counter_ns()}"))
-    run(tmp_path / "run", [*CARTPOLE, "--env", "Closed-v0", "--total-env-steps", "500"], workers=2)
-    closed = [path.name.split("-")[0] for path in tmp_path.iterdir() if path.name != "run"]
-    assert sorted(closed.count(pid) for pid in set(closed) - {str(os.getpid())}) == [2, 2]
+@pytest.mark.parametrize(("seconds", "closed"), [(0.5, [2, 2]), (1e6, [])])
+def test_workers_close_their_environments_at_the_end_and_one_that_hangs_does_not_fail_the_run(
+    seconds, closed, tmp_path
+):
+    def closing_env():
+        in_worker = multiprocessing.parent_process() is not None
+        return ClosingEnv(seconds * in_worker, f"{tmp_path}/{os.getpid()}-{time.perf_counter_ns()}")
+
+    gym.register(f"Closed{seconds}-v0", entry_point=closing_env)
+    flags = [*CARTPOLE, "--env", f"Closed{seconds}-v0", "--total-env-steps", "500", "--env-timeout", "3"]
+    assert run(tmp_path / "run", flags, workers=2)["env_steps"] >= 500
+    pids = [path.name.split("-")[0] for path in tmp_path.iterdir() if path.name != "run"]
+    assert sorted(pids.count(pid) for pid in set(pids) - {str(os.getpid())}) == closed
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "ga3c"])
 def test_train_command_solves_cartpole_with_a3c_and_ga3c(algorithm, tmp_path):
     flags = ["--preset", "cartpole", "--target-score", "195", "--no-progress"]
     state = run(tmp_path / "run", flags, algorithm, workers=2)
-    assert state["scores"]["best_mean"] >= 195 and state["env_steps"] < 200_000
+    assert state["scores"]["reached"] >= 195 and state["env_steps"] < 200_000
 
 
 @pytest.mark.slow

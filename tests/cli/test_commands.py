@@ -123,6 +123,8 @@ def test_train_refuses_to_resume_a_run_with_a_config_that_is_damaged_or_of_anoth
         (["train", "--no-progress", "True"], ["options: True; a switch takes no value: --progress or --no-progress"]),
         (["report", ".", "true"], ["Unrecognized options: true"]),
         (["record", ".", "--greedy", "true"], ["options: true; a switch takes no value: --greedy or --no-greedy"]),
+        (["train", "--normalize_obs=false"], ["a switch takes no value: --normalize-obs or --no-normalize-obs"]),
+        (["train", "--seed", "3", "true"], ["takes no value: --crop or --no-crop, for example"]),
         (["evaluate", ".", "--seed", "2000000001"], ["seed must be at least 0 and at most 2000000000"]),
         (["plot", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),
         (["record", ".", "--out", f"{Path(__file__).parent}"], ["out must be a file, got the directory"]),

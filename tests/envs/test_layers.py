@@ -8,7 +8,7 @@ import pytest
 from gymnasium.wrappers import FrameStackObservation
 
 from a2c.envs.layers import restore_layers, save_layers
-from a2c.run.checkpoint import to_arrays, to_tensors
+from a2c.run.values import to_arrays, to_tensors
 
 
 class Walk(gym.Env):

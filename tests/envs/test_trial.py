@@ -20,8 +20,9 @@ from a2c.envs.packing import pack, unpack
 from a2c.envs.single import find_spec, make_env
 from a2c.envs.snapshot import SnapshotWrapper
 from a2c.envs.trial import restores_exactly
-from a2c.run.checkpoint import load_checkpoint, save_checkpoint, to_arrays, to_tensors
+from a2c.run.checkpoint import load_checkpoint, save_checkpoint
 from a2c.run.trainer import Trainer
+from a2c.run.values import to_arrays, to_tensors
 
 BREAKOUT = "BreakoutNoFrameskip-v4"
 FLAGS = ["--env", BREAKOUT, "--backend", "sync", "--num-envs", "2", "--network", "small", "--frame-size", "42"]

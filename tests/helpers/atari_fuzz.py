@@ -16,7 +16,7 @@ import torch
 from a2c.cli import commands as cli
 from a2c.envs.atari import STATE_LIMIT
 from a2c.envs.packing import pack, unpack
-from a2c.run.checkpoint import to_arrays, to_tensors
+from a2c.run.values import to_arrays, to_tensors
 
 WRONG = (
     None,

@@ -93,6 +93,16 @@ def two_words(first, second, pipe):
     pipe.send(second)
 
 
+def finishing(file, seconds, pipe):
+    """A worker that is done, and then takes `seconds` to finish."""
+
+    def finish():
+        time.sleep(seconds)
+        Path(file).touch()
+
+    return finish
+
+
 def chatter_or_hang(chatter, pipe):
     """A worker that sends messages without end, or hangs after the first."""
     pipe.send("first")

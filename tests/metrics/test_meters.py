@@ -92,3 +92,10 @@ def test_a_target_that_only_the_mean_between_two_episodes_of_one_step_reaches_is
     scores = ScoreWindow()
     scores.add([20.0] * WINDOW + [10.0])
     assert scores.mean < 20.0 and scores.meets(20.0) and not scores.meets(20.1)
+
+
+def test_a_target_set_by_a_resumed_run_is_not_met_by_a_mean_from_before():
+    scores, resumed = ScoreWindow(), ScoreWindow()
+    scores.add([20.0] * WINDOW + [5.0])
+    resumed.load_state_dict(scores.state_dict())
+    assert scores.meets(20.0) and not resumed.meets(20.0) and resumed.meets(19.8)

@@ -63,6 +63,17 @@ def test_receive_raises_for_a_worker_that_hangs_while_another_keeps_sending():
         assert time.perf_counter() - began < 5
 
 
+def test_close_waits_for_workers_that_are_done_but_not_for_ever(tmp_path):
+    soon, never = tmp_path / "soon", tmp_path / "never"
+    with closing(WorkerPool(troubled.finishing, [(str(never), 1e6), (str(soon), 1.0)], 4.0)) as workers:
+        while workers.at_work:
+            assert workers.receive() == []
+        assert not soon.exists()
+        began = time.monotonic()
+    assert soon.exists() and 4.0 <= time.monotonic() - began < 30.0
+    assert not any(process.is_alive() for process in workers.processes)
+
+
 def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
     with closing(WorkerPool(troubled.patience, [()], 60.0)) as workers:
         workers.await_all()

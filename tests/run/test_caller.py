@@ -348,8 +348,18 @@ def test_own_network_that_is_given_other_numbers_than_its_own_is_refused_in_bflo
         def forward(self, obs):
             return super().forward(obs.float())
 
+    class Float32State(Recurrent):
+        def step(self, obs, rnn_state):
+            logits, values, rnn_state = super().step(obs, rnn_state.float())
+            return logits, values, rnn_state
+
+        def forward(self, obs):
+            return torch.zeros(len(obs), 2), torch.zeros(len(obs), 1)
+
     with pytest.raises(ValueError, match=r"network in bfloat16 must map obs .B, 4. .*same dtype"):
         a2c.Trainer(tiny(tmp_path / "run", precision="bfloat16"), network=Float32)
+    with pytest.raises(ValueError, match=r"network in bfloat16 with rnn_state_size H must have step .*dtype"):
+        a2c.Trainer(tiny(tmp_path / "run", precision="bfloat16"), network=Float32State)
     assert not (tmp_path / "run").exists()
     a2c.Trainer(tiny(tmp_path / "run"), network=Float32).close()
 

@@ -25,8 +25,9 @@ from a2c.envs.atari import AtariGame
 from a2c.envs.make import run_seeds
 from a2c.envs.single import find_spec, make_env
 from a2c.envs.snapshot import SnapshotWrapper
-from a2c.run.checkpoint import CheckpointError, load_checkpoint, to_arrays, to_tensors
+from a2c.run.checkpoint import CheckpointError, load_checkpoint
 from a2c.run.trainer import Trainer
+from a2c.run.values import to_arrays, to_tensors
 
 
 def run(run_dir, flags, stops):
