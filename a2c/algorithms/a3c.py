@@ -118,9 +118,9 @@ class A3C(WithoutEpisodes):
         return merge_stats(stats, 1)
 
     def close(self, failed: bool = False) -> None:
-        """End the workers."""
+        """End the workers; after a failure without waiting for those that close their environments."""
         if self.workers is not None:
-            self.workers.close()
+            self.workers.close(wait_for_done=not failed)
         self.workers = None
 
 

@@ -114,11 +114,11 @@ class WorkerPool:
         """False once all workers are done."""
         return bool(self.pipes)
 
-    def close(self) -> None:
-        """End the processes, whatever they do; those that are done have `timeout` seconds to end on their own."""
+    def close(self, wait_for_done: bool = True) -> None:
+        """End the processes, whatever they do; first, those that are done may have `timeout` seconds to end."""
         self.watchdog.close()
         deadline = time.monotonic() + self.timeout
-        for process in self.done:
+        for process in self.done if wait_for_done else ():
             process.join(max(0.0, deadline - time.monotonic()))
         end_processes(self.processes)
         for pipe in self.pipes:

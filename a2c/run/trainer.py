@@ -211,9 +211,9 @@ class Trainer:
 
     def _finish(self) -> bool:
         """End workers and outputs."""
+        self.seconds = self.timer.seconds
         self.compute.close()
         self.algorithm.close()
-        self.seconds = self.timer.seconds
         self.outputs.finish(self.stop_reason(), self.learner.metrics)
         self.ranks.all_gather(None)  # torchrun ends the others once one has ended with a signal's exit code
         return True

@@ -72,6 +72,12 @@ def test_close_waits_for_workers_that_are_done_but_not_for_ever(tmp_path):
         began = time.monotonic()
     assert soon.exists() and 4.0 <= time.monotonic() - began < 30.0
     assert not any(process.is_alive() for process in workers.processes)
+    with closing(WorkerPool(troubled.finishing, [(str(never), 1e6)], 60.0)) as workers:
+        while workers.at_work:
+            workers.receive()
+        began = time.monotonic()
+        workers.close(wait_for_done=False)
+        assert time.monotonic() - began < 20.0 and not workers.processes[0].is_alive()
 
 
 def test_reply_resets_the_timeout_of_a_worker_that_had_to_wait():
