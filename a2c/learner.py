@@ -61,7 +61,7 @@ class Learner:
                 torch.default_generator.manual_seed(config.seed)
                 net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, network)
                 if network:
-                    check_network(net, spaces, compute.precision)  # its first call may draw parameters of lazy layers
+                    check_network(net, spaces, compute)  # its first call may draw parameters of lazy layers
             self.net = net.to(compute.device)
             compute.ranks.broadcast(map(torch.detach, (*self.net.parameters(), *self.net.buffers())))
             self.optimizer = make_optimizer(self.net, config, compute.cuda_graphs)

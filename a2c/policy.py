@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a2c.compute.compute import Compute
 from a2c.compute.graphs import Replay, make_replay
 from a2c.compute.replica import in_precision
 from a2c.config.config import Config
@@ -180,14 +181,14 @@ def check_finite(log_probs: Tensor) -> None:
         )
 
 
-def check_network(net: nn.Module, spaces: Spaces, precision: torch.dtype = torch.float32) -> None:
-    """ValueError if a custom network does not map observations to logits and values, as it is and in `precision`."""
+def check_network(net: nn.Module, spaces: Spaces, compute: Compute | None = None) -> None:
+    """ValueError if a custom network does not map observations to logits and values, also in `compute.precision`."""
     if not isinstance(net, nn.Module):
         raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
     _check_outputs(net, spaces, "network")
-    if precision != torch.float32:
-        copied = in_precision(copy.deepcopy(net), precision)  # a forward pass may change its buffers
-        _check_outputs(copied, spaces, f"network in {str(precision).removeprefix('torch.')}")
+    if compute is not None and compute.precision != torch.float32:
+        copied = in_precision(copy.deepcopy(net), compute.precision)  # a forward pass may change its buffers
+        _check_outputs(copied, spaces, f"network in {compute.precision_name}")
 
 
 def _check_outputs(net: nn.Module, spaces: Spaces, network: str) -> None:

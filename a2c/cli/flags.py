@@ -155,9 +155,9 @@ def refuse_unknown(unknown: Sequence[str], kind: type[Options], args: Sequence[s
     if switches and first.lower() in ("true", "false"):
         words = [word.replace("_", "-") for arg in args for word in arg.split("=", 1)]
         given = [flag.removeprefix("--").removeprefix("no-") for flag, value in pairwise(words) if value == first]
-        switch = next((name for name in given if name in switches), "")
-        hint = f"; a switch takes no value: --{switch or switches[0]} or --no-{switch or switches[0]}"
-        hint += "" if switch else ", for example"
+        meant = [name for name in given if name in switches]
+        name = (meant or switches)[0]
+        hint = f"; a switch takes no value: --{name} or --no-{name}" + ("" if meant else ", for example")
     raise ValueError(f"Unrecognized options: {', '.join(unknown)}{hint}")
 
 

@@ -38,8 +38,8 @@ class ScoreWindow:
             self.episodes += 1
             self.last.append(score)
             if self.full:
-                self.best_mean = max(self.best_mean, self.mean)
-                self._unseen = max(self._unseen, self.mean)
+                now = self.mean
+                self.best_mean, self._unseen = max(self.best_mean, now), max(self._unseen, now)
 
     @property
     def mean(self) -> float:

@@ -42,7 +42,6 @@ class WorkerPool:
         self.waited: dict[int, float] = {}  # seconds since each worker's last message; below 0 while it may start
         self.received_at = time.perf_counter()
         self.processes: list[BaseProcess] = []
-        self.done: list[BaseProcess] = []
         self.watchdog = Watchdog(timeout, lambda: self.processes, "a worker")
         try:
             context: Any = multiprocessing.get_context(worker_context([work.__module__, *preload]))
@@ -89,7 +88,6 @@ class WorkerPool:
             if isinstance(message, str) and message == DONE:
                 del self.pipes[pipe]
                 pipe.close()
-                self.done.append(self.processes[number])
             else:
                 messages.append((number, message))
         return messages
@@ -118,8 +116,9 @@ class WorkerPool:
         """End the processes, whatever they do; first, those that are done may have `timeout` seconds to end."""
         self.watchdog.close()
         deadline = time.monotonic() + self.timeout
-        for process in self.done if wait_for_done else ():
-            process.join(max(0.0, deadline - time.monotonic()))
+        for number, process in enumerate(self.processes):
+            if wait_for_done and number not in self.pipes.values():
+                process.join(max(0.0, deadline - time.monotonic()))
         end_processes(self.processes)
         for pipe in self.pipes:
             pipe.close()

@@ -164,8 +164,9 @@ def make_checked(
             )
     try:
         net = _empty_network(config, spaces, network)
-    except ValueError as error:
-        raise CheckpointError(f"checkpoint {path} needs the network of its run: {error}") from error
+    except Exception as error:  # of what somebody else has written
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"checkpoint {path} needs the network of its run: {reason}") from error
     kinds = {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
     if kinds != {name: (value.shape, value.dtype) for name, value in state["network"].items()}:
         raise CheckpointError(
@@ -180,18 +181,14 @@ def make_checked(
 def _empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = None) -> torch.nn.Module:
     """The network of `config` to load parameters into: on the device `meta`, without memory; of `custom`, on the CPU.
 
-    ValueError if `custom` is missing, not wanted, or makes nothing that can be used.
+    Raises ValueError if `custom` is missing, not wanted, or makes nothing that can be used, and whatever it raises.
     """
     if custom and config.network != "custom":
         raise ValueError(f"it is the built-in network {config.network}: leave out the argument network")
-    try:
-        with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
-            net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
-            if custom:
-                check_network(net, spaces)
-    except Exception as error:  # of what somebody else has written
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(reason) from error
+    with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
+        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
+        if custom:
+            check_network(net, spaces)
     return net
 
 
