@@ -1,4 +1,4 @@
-"""Tables of the games of the preset `atari`: the published policies, frozen, beside RL Baselines3 Zoo."""
+"""Tables of the games of the preset `atari`: the last policies, frozen, beside RL Baselines3 Zoo."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from trials import find_runs, mean_at
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
-GAMES = {path.parents[1].name for path in RESULTS.glob("*/atari/seed-*")}  # all games of the preset of that name
-SHORT = ["boxing", "freeway"]  # trained for 2 million decisions
+GAMES = {f"atari/{path.parent.name}" for path in RESULTS.glob("atari/*/about.json")}  # directories in results/
+SHORT = ["atari/boxing", "atari/freeway"]  # trained for 2 million decisions
 LONG = sorted(GAMES - set(SHORT))  # for 10 million
+CONSTANT_BONUS = sorted(Path(group).name for group in GAMES)  # the same games, with a constant entropy bonus
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
     "30 no-ops (actions that do nothing) at the start. One seed each; 95 % intervals of the means over episodes.\n"
@@ -63,7 +64,7 @@ def scores(*groups: Path) -> str:
 
 
 def entropy_bonuses(*groups: Path) -> str:
-    """A row per game: a run whose entropy bonus falls after 40 % of it beside that of the preset, where it stays.
+    """A row per game: a run with a constant entropy bonus, and one of the preset, whose bonus falls after 40 % of it.
 
     Training means at 40 %, up to which the settings are equal, then the frozen last policies.
     """
@@ -77,7 +78,7 @@ def entropy_bonuses(*groups: Path) -> str:
     )
     rows = []
     for group in groups:
-        both = RESULTS / group.name, group
+        both = group, RESULTS / "atari" / group.name
         constant, falling = map(evaluation, both)
         equal = "; ".join(
             mean_at(one, int(0.4 * falling["env_steps"])) for path in both for one in find_runs(path, "*/*")
@@ -92,7 +93,7 @@ def _row(group: str, figures: dict[str, Any]) -> Sequence[str]:
     name, published = game(figures), zoo(game(figures))
     cells = [_mean(figures["mean"], figures["interval"]), f"{figures['human_normalized']:.0%}"]
     cells += [_mean(*published[algorithm]) if algorithm in published else "-" for algorithm in ("A2C", "PPO")]
-    return f"[{name}](results/{group})", *cells
+    return f"[{name}](results/atari/{group})", *cells
 
 
 def _mean(mean: float, interval: Sequence[float]) -> str:

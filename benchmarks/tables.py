@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from comparisons import RESULTS, learning, measured, search, table
-from game_scores import LONG, SHORT, entropy_bonuses, mean_scores, scores
+from game_scores import CONSTANT_BONUS, LONG, SHORT, entropy_bonuses, mean_scores, scores
 from rank_tests import rank_tests
 from scaling_model import fit
 from trials import game_trials, sticky_trials, trials
@@ -181,7 +181,7 @@ DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table,
         "trials": (trials, ["trials.csv"]),
         "sticky": (sticky_trials, ["sticky-trials.csv"]),
         "games": (game_trials, ["game-trials.csv"]),
-        "entropy-bonus": (entropy_bonuses, ["history/atari-entropy-hold-0.4/*"]),
+        "entropy-bonus": (entropy_bonuses, CONSTANT_BONUS),
         "search": (
             search,
             [

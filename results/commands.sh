@@ -3,6 +3,7 @@
 #
 #     taskset -c 0,1 bash results/commands.sh    # in a fresh clone, with a2c on the path: all, one after the other
 #
+# Where a comment names flags that today's command has, too, add them first.
 # Two cores, as in results/: without --threads, the number of cores sets the number of compute threads.
 # A line can also be run alone. One that was stopped continues when it is run again; runs that are finished are not
 # repeated. Then keep.py copies to results/NAME what results/README.md lists.
@@ -36,7 +37,7 @@ fi
 # of 64 steps: today's command for them has --num-envs 32 --rollout-steps 64, too.
 a2c compare runs/results/strict --preset pong-fast --epochs 1 --num-minibatches 32 --total-env-steps 1500000 --lr-final 0.05 --seeds 640..644 --jobs 2 --keep-policy-every 20000
 
-# Sticky actions: pong-fast with the rate, rollouts, lambda and schedules of atari. Today these flags are
+# Sticky actions: pong-fast with the rate, rollouts, lambda and schedules that atari had then. Today these flags are
 # --preset pong-sticky.
 a2c compare runs/results/pong-sticky --preset pong-fast --env ALE/Pong-v5 --gae-lambda 0.85 --num-envs 32 --rollout-steps 64 --epochs 2 --lr 0.0005 --lr-final 0 --schedule-end 1 --entropy-coef 0.01 --entropy-final 1 --entropy-hold 0 --total-env-steps 6e6 --seeds 40..44 --jobs 2
 
@@ -51,7 +52,20 @@ a2c compare runs/results/a2c-strict --preset a2c-strict --seeds 360..363 --jobs 
 a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
 a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 --jobs 2
 
-# One setting for all games: one seed each, 10 million decisions or fewer.
+# One setting for all games: one seed each, 10 million decisions or fewer. At the commit of these runs, the entropy bonus
+# of atari was constant: today the two flags of the bonus are part of the preset.
+a2c compare runs/results/atari/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 32 --threads 1 --jobs 1
+a2c compare runs/results/atari/breakout --preset atari --env BreakoutNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 52 --threads 1 --jobs 1
+a2c compare runs/results/atari/enduro --preset atari --env EnduroNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 57 --threads 2 --jobs 1
+a2c compare runs/results/atari/mspacman --preset atari --env MsPacmanNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 55 --threads 2 --jobs 1
+a2c compare runs/results/atari/pong --preset atari --env PongNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 56 --threads 1 --jobs 1 --target-score 22
+a2c compare runs/results/atari/qbert --preset atari --env QbertNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 54 --threads 1 --jobs 1
+a2c compare runs/results/atari/seaquest --preset atari --env SeaquestNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 53 --threads 1 --jobs 1
+a2c compare runs/results/atari/spaceinvaders --preset atari --env SpaceInvadersNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 38 --threads 1 --jobs 1
+a2c compare runs/results/atari/boxing --preset atari --env BoxingNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 58 --threads 1 --jobs 1 --total-env-steps 2000000
+a2c compare runs/results/atari/freeway --preset atari --env FreewayNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 59 --threads 1 --jobs 1 --total-env-steps 2000000
+
+# The same with a constant bonus: today's command for them has --entropy-hold 0 --entropy-final 1, too.
 a2c compare runs/results/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --gae-lambda 0.85 --seeds 21 --threads 1 --jobs 1
 a2c compare runs/results/breakout --preset atari --env BreakoutNoFrameskip-v4 --gae-lambda 0.85 --seeds 22 --threads 1 --jobs 1
 a2c compare runs/results/qbert --preset atari --env QbertNoFrameskip-v4 --seeds 24 --threads 1 --jobs 1
@@ -63,7 +77,8 @@ a2c compare runs/results/seaquest --preset atari --env SeaquestNoFrameskip-v4 --
 a2c compare runs/results/boxing --preset atari --env BoxingNoFrameskip-v4 --seeds 30 --threads 1 --jobs 1 --total-env-steps 2000000
 a2c compare runs/results/freeway --preset atari --env FreewayNoFrameskip-v4 --seeds 31 --threads 1 --jobs 1 --total-env-steps 2000000
 
-# publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy.
+# publish NAME RUN CHECKPOINT: the policy as float16, and a hundred episodes of this policy. Of the kept results in
+# results/atari, only that of Enduro was published in this way; the others are evaluations of the policies in float32.
 publish() {
     local out=runs/results/$1
     rm -f "$out/latest.pt"
@@ -72,8 +87,10 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for game in beamrider/21 boxing/30 breakout/22 enduro/26 freeway/31 mspacman/27 pong/29 qbert/24 seaquest/28 spaceinvaders/25; do
-    publish "${game%/*}" "atari/seed-${game#*/}" latest.pt
+for run in beamrider/21 boxing/30 breakout/22 enduro/26 freeway/31 mspacman/27 pong/29 qbert/24 seaquest/28 \
+    spaceinvaders/25 atari/beamrider/32 atari/boxing/58 atari/breakout/52 atari/enduro/57 atari/freeway/59 \
+    atari/mspacman/55 atari/pong/56 atari/qbert/54 atari/seaquest/53 atari/spaceinvaders/38; do
+    publish "${run%/*}" "atari/seed-${run##*/}" latest.pt
 done
 for game in boxing breakout freeway mspacman pong qbert seaquest; do
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
@@ -82,6 +99,7 @@ for game in beamrider enduro spaceinvaders; do  # a whole episode of Enduro woul
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp" --max-length 1200
 done
 
-for out in runs/results/*; do
-    python benchmarks/keep.py "$out" "results/$(basename "$out")"
+for about in runs/results/*/about.json runs/results/atari/*/about.json; do
+    name=${about#runs/results/} && name=${name%/about.json}
+    python benchmarks/keep.py "runs/results/$name" "results/$name"
 done

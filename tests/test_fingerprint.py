@@ -23,9 +23,12 @@ FEW = ["--num-envs", "16"]
 RUNS = {  # flags, decisions; `book` plays one decision per rollout and learns as soon as 32 windows are complete
     "default": (["--preset", "default", *FEW], 3 * 32 * 16),
     "pong-fast": (["--preset", "pong-fast", "--backend", "async"], 3 * 128 * 16),
-    # With the lambda that the preset had when both kinds of processors wrote down their bits.
+    # With the lambda and the entropy bonus that the preset had when both kinds of processors wrote down their bits.
     "atari": (
-        ["--preset", "atari", "--gae-lambda", "0.95", "--backend", "async", "--env", "BreakoutNoFrameskip-v4", *FEW],
+        [
+            *("--preset", "atari", "--gae-lambda", "0.95", "--entropy-final", "1", "--entropy-hold", "0"),
+            *("--backend", "async", "--env", "BreakoutNoFrameskip-v4", *FEW),
+        ],
         3 * 64 * 16,
     ),
     "a2c-strict": (["--preset", "a2c-strict", *FEW], 3 * 20 * 16),

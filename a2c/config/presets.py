@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-# The learning rate falls to zero over the whole run, the entropy bonus stays.
-WHOLE_RUN: dict[str, Any] = {
-    "lr_final": 0.0,
-    "schedule_end": 1.0,
-    "entropy_coef": 0.01,
-    "entropy_final": 1.0,
-    "entropy_hold": 0.0,
-}
+# The learning rate falls to zero; all schedules span the whole run.
+WHOLE_RUN: dict[str, Any] = {"lr_final": 0.0, "schedule_end": 1.0, "entropy_coef": 0.01}
+CONSTANT_BONUS: dict[str, Any] = {"entropy_final": 1.0, "entropy_hold": 0.0}
 # A2C without reuse: each rollout is learned from once, environment by environment.
-ONCE: dict[str, Any] = {**WHOLE_RUN, "epochs": 1, "shuffle": False}
+ONCE: dict[str, Any] = {**WHOLE_RUN, **CONSTANT_BONUS, "epochs": 1, "shuffle": False}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -27,9 +22,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr_final": 0.15,
         "schedule_end": 0.4,
     },
-    # For sticky actions: frames and network of `pong-fast`; rate, rollouts, lambda and schedules of `atari`.
+    # For sticky actions: frames and network of `pong-fast`; rate and its schedule, rollouts and lambda of `atari`.
     "pong-sticky": {
         **WHOLE_RUN,
+        **CONSTANT_BONUS,
         "env": "ALE/Pong-v5",
         "backend": "native",
         "num_envs": 32,
