@@ -15,10 +15,9 @@ from trials import find_runs, mean_at
 from a2c.envs.single import ATARI_SUFFIX
 from a2c.metrics.results import interval_of_moments
 
-GAMES = {f"atari/{path.parent.name}" for path in RESULTS.glob("atari/*/about.json")}  # directories in results/
-SHORT = ["atari/boxing", "atari/freeway"]  # trained for 2 million decisions
-LONG = sorted(GAMES - set(SHORT))  # for 10 million
-CONSTANT_BONUS = sorted(Path(group).name for group in GAMES)  # the same games, with a constant entropy bonus
+GAMES = sorted(path.parent.name for path in RESULTS.glob("atari/*/about.json"))  # all games of the preset of that name
+SHORT = ["boxing", "freeway"]  # trained for 2 million decisions
+LONG = [name for name in GAMES if name not in SHORT]  # for 10 million
 TITLE = (
     "Unclipped scores of frozen policies after {} decisions: 100 episodes, actions sampled, none sticky, up to\n"
     "30 no-ops (actions that do nothing) at the start. One seed each; 95 % intervals of the means over episodes.\n"

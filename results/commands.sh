@@ -87,10 +87,9 @@ publish() {
     mv "$out/evaluation.tmp" "$out/evaluation.json"
 }
 publish strict pong-fast/seed-640 best.pt
-for run in beamrider/21 boxing/30 breakout/22 enduro/26 freeway/31 mspacman/27 pong/29 qbert/24 seaquest/28 \
-    spaceinvaders/25 atari/beamrider/32 atari/boxing/58 atari/breakout/52 atari/enduro/57 atari/freeway/59 \
-    atari/mspacman/55 atari/pong/56 atari/qbert/54 atari/seaquest/53 atari/spaceinvaders/38; do
-    publish "${run%/*}" "atari/seed-${run##*/}" latest.pt
+for run in runs/results/{,atari/}*/atari/seed-*/; do
+    name=${run#runs/results/} && name=${name%/atari/seed-*}
+    publish "$name" "atari/$(basename "$run")" latest.pt
 done
 for game in boxing breakout freeway mspacman pong qbert seaquest; do
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
@@ -99,7 +98,7 @@ for game in beamrider enduro spaceinvaders; do  # a whole episode of Enduro woul
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp" --max-length 1200
 done
 
-for about in runs/results/*/about.json runs/results/atari/*/about.json; do
+for about in runs/results/{,atari/}*/about.json; do
     name=${about#runs/results/} && name=${name%/about.json}
     python benchmarks/keep.py "runs/results/$name" "results/$name"
 done

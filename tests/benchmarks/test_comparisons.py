@@ -11,7 +11,7 @@ from pathlib import Path
 import fake_train
 import pytest
 import tables
-from comparisons import about
+from comparisons import RESULTS, about
 from keep import keep
 
 from a2c.cli.flags import parse_command
@@ -174,15 +174,12 @@ def test_every_command_in_results_is_one_that_a2c_takes_and_has_a_table(line, na
 
 
 @pytest.mark.parametrize(
-    "group",
-    sorted(
-        str(path.parent.relative_to(ROOT / "results"))
-        for pattern in ("*/summary.csv", "atari/*/summary.csv")
-        for path in ROOT.joinpath("results").glob(pattern)
-    ),
+    "summary",
+    sorted([*RESULTS.glob("*/summary.csv"), *RESULTS.glob("atari/*/summary.csv")]),
+    ids=lambda path: str(path.parent.relative_to(RESULTS)),
 )
-def test_every_comparison_in_results_was_made_by_its_command(group):
-    (line,) = (line for line, name in LINES if name == group)
-    command = about(ROOT / "results" / group)["command"]
+def test_every_comparison_in_results_was_made_by_its_command(summary):
+    (line,) = (line for line, name in LINES if name == str(summary.parent.relative_to(RESULTS)))
+    command = about(summary.parent)["command"]
     made_by = [command] if isinstance(command, str) else command
     assert line.split()[1:] in [shlex.split(one)[3:] for one in made_by]  # out may have been elsewhere
