@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from comparisons import RESULTS, learning, measured, search, table
-from game_scores import GAMES, LONG, SHORT, entropy_bonuses, mean_scores, scores
+from game_scores import GAMES, LONG, SHORT, entropy_bonuses, mean_scores, runs_with_preset, scores
 from rank_tests import rank_tests
 from scaling_model import fit
 from trials import game_trials, sticky_trials, trials
@@ -157,9 +157,9 @@ Tables = dict[str, tuple[Callable[..., str], Sequence[str]]]
 DOCUMENTS: dict[str, Tables] = {  # file: marker: function that makes the table, from which directories in results/
     "README.md": {
         "pong-fast": (learning, ["pong-fast"]),
-        "mean-scores": (mean_scores, [f"atari/{game}" for game in LONG]),
-        "games": (scores, [f"atari/{game}" for game in LONG]),
-        "more-games": (scores, [f"atari/{game}" for game in SHORT]),
+        "mean-scores": (mean_scores, runs_with_preset(LONG)),
+        "games": (scores, runs_with_preset(LONG)),
+        "more-games": (scores, runs_with_preset(SHORT)),
         "two-cores": (learning, ["pong-fast-two-cores"]),
         "more": (learning, ["default"]),
         "avx2": (learning, ["pong-fast-avx2", "default-avx2"]),

@@ -175,7 +175,7 @@ def test_every_command_in_results_is_one_that_a2c_takes_and_has_a_table(line, na
 
 @pytest.mark.parametrize(
     "summary",
-    sorted([*RESULTS.glob("*/summary.csv"), *RESULTS.glob("atari/*/summary.csv")]),
+    sorted(path for pattern in ("*", "atari/*", "second-seeds/*") for path in RESULTS.glob(f"{pattern}/summary.csv")),
     ids=lambda path: str(path.parent.relative_to(RESULTS)),
 )
 def test_every_comparison_in_results_was_made_by_its_command(summary):

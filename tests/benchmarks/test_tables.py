@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import game_scores
@@ -24,9 +25,10 @@ ABOUT = {"commit": "abc1234", "cores": 2, "processor": "X", "torch": "2"}
 OF_A_RUN = {"env", "seed", "threads", "run_dir", "resume", "target_score", "total_env_steps"}
 
 
-def write_game(group: Path, evaluation: dict) -> None:
-    """The evaluation of a game's policy, and where it was trained."""
-    group.mkdir(exist_ok=True)
+def write_game(group: Path, evaluation: dict, seed: int = 7) -> None:
+    """The evaluation of a game's policy, its seed, and where it was trained."""
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "compare.csv").write_text(f"setting,seed\natari,{seed}\n")
     (group / "about.json").write_text(json.dumps(ABOUT))
     (group / "evaluation.json").write_text(json.dumps(evaluation))
 
@@ -95,18 +97,21 @@ def test_table_of_several_games_has_the_mean_of_the_last_hundred_episodes_at_eac
     assert row == "| Qbert | nothing | 2 | 3,000.0; 5.0 | 3,000.0; 5.0 | 9.0; - | -; - | -; - | -; - |"
 
 
-def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
+def test_runs_of_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
     figures = {"mean": 1234.56, "interval": [1200.0, 1300.0], "human_normalized": 0.512}
     (tmp_path / "zoo-scores.csv").write_text(
         "algorithm,game,mean,std,episodes\nA2C,Qbert,3882,1200,101\nPPO,Qbert,15627,,\nA2C,Pong,17.3,3,10\n"
     )
     monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
-    for name in ("boxing", "qbert", "pong"):
-        write_game(tmp_path / name, {**figures, "env": f"{name.title()}NoFrameskip-v4", "env_steps": 2_000_000})
-    groups = [tmp_path / name for name in ("boxing", "qbert", "pong")]
-    assert game_scores.mean_scores(*groups[:2]) == "* Boxing: 1,234.6\n* Qbert: 1,234.6 (A2C 3,882.0, PPO 15,627.0)\n"
+    groups = [tmp_path / name for name in ("atari/boxing", "atari/qbert", "second-seeds/qbert", "atari/pong")]
+    for seed, group in enumerate(groups):
+        game = {"env": f"{group.name.title()}NoFrameskip-v4", "env_steps": 2_000_000}
+        write_game(group, {**figures, **game, "mean": 1234.56 + seed}, seed=seed)
+    assert game_scores.mean_scores(*groups[:3]) == (
+        "* Boxing: 1,234.6\n* Qbert: 1,235.6 and 1,236.6 (A2C 3,882.0, PPO 15,627.0)\n"
+    )
     text = game_scores.scores(*groups)
-    mean = "1,234.6 (1,200.0 to 1,300.0)"
+    interval, zoo = "(1,200.0 to 1,300.0) | 51%", "3,882.0 (3,643.9 to 4,120.1) | 15,627.0"
     title, machine, rows = text.split("\n\n")
     assert (
         "RL Baselines3 Zoo" in title
@@ -114,15 +119,16 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
         and machine == "Commit abc1234, 2 cores of X, torch 2."
     )
     assert rows.splitlines()[2:] == [
-        f"| [Boxing](results/atari/boxing) | {mean} | 51% | - | - |",
-        f"| [Qbert](results/atari/qbert) | {mean} | 51% | 3,882.0 (3,643.9 to 4,120.1) | 15,627.0 |",
-        f"| [Pong](results/atari/pong) | {mean} | 51% | 17.3 (15.0 to 19.6) | - |",
+        f"| [Boxing](results/atari/boxing) | 0 | 1,234.6 {interval} | - | - |",
+        f"| [Qbert](results/atari/qbert) | 1 | 1,235.6 {interval} | {zoo} |",
+        f"| [Qbert](results/second-seeds/qbert) | 2 | 1,236.6 {interval} | {zoo} |",
+        f"| [Pong](results/atari/pong) | 3 | 1,237.6 {interval} | 17.3 (15.0 to 19.6) | - |",
     ]
-    (tmp_path / "qbert" / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
+    (groups[1] / "about.json").write_text(json.dumps({**ABOUT, "commit": "def5678"}))
     again, *parts = game_scores.scores(*groups).split("\n\n")
     assert again == title and [part.splitlines()[2:] or part for part in parts] == [
         machine,
-        [rows.splitlines()[2], rows.splitlines()[4]],
+        [rows.splitlines()[2], *rows.splitlines()[4:]],
         machine.replace("abc1234", "def5678"),
         [rows.splitlines()[3]],
     ]
@@ -130,22 +136,28 @@ def test_games_have_a_row_each_beside_published_results(tmp_path, monkeypatch):
 
 def test_two_entropy_bonuses_have_the_training_means_where_they_part_and_the_last_policies(tmp_path, monkeypatch):
     monkeypatch.setattr(game_scores, "RESULTS", tmp_path)
-    for group, early, mean in ((tmp_path / "qbert", 1.0, 1000.0), (tmp_path / "atari" / "qbert", 2.0, 950.0)):
+    for name, early, mean in ((".", 1.0, 1000.0), ("atari", 2.0, 950.0), ("second-seeds", 3.0, 910.0)):
+        group = tmp_path / name / "qbert"
         write_run(group / "atari" / "seed-1", [early] * 200 + [9.0] * 300, env_steps=2000)
         figures = {"mean": mean, "interval": [mean - 5, mean + 5], "env": "QbertNoFrameskip-v4", "env_steps": 1_000_000}
         write_game(group, figures)
     *_, row = game_scores.entropy_bonuses(tmp_path / "qbert").splitlines()
-    means = "1,000.0 (995.0 to 1,005.0) | 950.0 (945.0 to 955.0)"
-    assert row == f"| Qbert | 1,000,000 | 1.0; 2.0 | {means} | -5.0% |"
+    means = "1,000.0 (995.0 to 1,005.0) | 950.0 (945.0 to 955.0); 910.0 (905.0 to 915.0)"
+    assert row == f"| Qbert | 1,000,000 | 1.0; 2.0; 3.0 | {means} | -7.0% |"
+    shutil.rmtree(tmp_path / "second-seeds")
+    *_, row = game_scores.entropy_bonuses(tmp_path / "qbert").splitlines()
+    assert row == "| Qbert | 1,000,000 | 1.0; 2.0 | 1,000.0 (995.0 to 1,005.0) | 950.0 (945.0 to 955.0) | -5.0% |"
 
 
-@pytest.mark.parametrize(("folder", "changes"), [("atari", {}), (".", {"entropy_final": 1.0, "entropy_hold": 0.0})])
-def test_games_were_trained_with_the_settings_of_todays_preset(folder, changes):
+@pytest.mark.parametrize(
+    ("folders", "changes"), [(game_scores.SEEDS, {}), (["."], {"entropy_final": 1.0, "entropy_hold": 0.0})]
+)
+def test_games_were_trained_with_the_settings_of_todays_preset(folders, changes):
     preset = asdict(resolve(Config.from_preset("atari", **changes), (4, 84, 84)))
     settings = {name: value for name, value in preset.items() if name not in OF_A_RUN}
-    configs = sorted((game_scores.RESULTS / folder).glob("*/atari/seed-*/config.json"))
+    configs, *second = (sorted((game_scores.RESULTS / folder).glob("*/atari/seed-*/config.json")) for folder in folders)
     assert [path.parents[2].name for path in configs] == game_scores.GAMES and len(configs) == 10
-    for path in configs:
+    for path in [*configs, *chain(*second)]:
         config = json.loads(path.read_text())
         assert {name: config[name] for name in settings} == settings, path
         assert config["total_env_steps"] == (2_000_000 if path.parents[2].name in game_scores.SHORT else 10_000_000)
