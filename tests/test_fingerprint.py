@@ -1,4 +1,4 @@
-"""Same seed, same parameters: three rollouts of each preset, and of a3c with one worker, give the bits written down.
+"""Same seed, same parameters: three rollouts of each preset but pong-sticky, and of a3c, give the bits written down.
 
 The presets for Atari have 16 or 20 environments here, since most of the time goes into starting them: with two
 threads, still two groups.
