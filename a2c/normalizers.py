@@ -43,7 +43,7 @@ class PixelNorm(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., H, W]` (or `[..., C, H, W]`) pixels 0..255 to the same shape, float32 in -5..5."""
         # +1, a grey level squared: a constant pixel is not divided by 0, a nearly constant one not scaled up.
-        scale = self.var.float().add_(1.0).rsqrt_()
+        scale = (self.var.float() + 1.0).rsqrt_()
         mean = self.mean.float()
         if obs.ndim == 4 and not obs.is_contiguous():
             # channels_last: loops run over whole frames, not over 4 channels, with statistics in the same order.

@@ -182,13 +182,29 @@ def check_finite(log_probs: Tensor) -> None:
 
 
 def check_network(net: nn.Module, spaces: Spaces, compute: Compute | None = None) -> None:
-    """ValueError if a custom network does not map observations to logits and values, also in `compute.precision`."""
+    """ValueError if a custom network does not map observations to logits and values, also in `compute.precision`, or
+    cannot be called by `compute.threads` at once.
+    """
     if not isinstance(net, nn.Module):
         raise ValueError(f"network must make a torch.nn.Module, got {type(net).__name__}")
     _check_outputs(net, spaces, "network")
+    if compute is not None and compute.threads > 1:
+        before = _tensors_of(net)
+        _check_outputs(net, spaces, "network")  # a second call: what only the first one stores is a constant
+        if stored := [name for name, value in _tensors_of(net).items() if value is not before.get(name)]:
+            raise ValueError(
+                f"network must not store a tensor on itself in a call, as it does in {stored[0]}: several threads call "
+                "it at once. Use a local variable, or set threads to 1"
+            )
     if compute is not None and compute.precision != torch.float32:
         copied = in_precision(copy.deepcopy(net), compute.precision)  # a forward pass may change its buffers
         _check_outputs(copied, spaces, f"network in {compute.precision_name}")
+
+
+def _tensors_of(net: nn.Module) -> dict[str, Tensor]:
+    """The tensors that are attributes of `net` and its parts, by name, without parameters and buffers."""
+    parts = [(f"{prefix}." if prefix else "", vars(part)) for prefix, part in net.named_modules()]
+    return {prefix + name: value for prefix, own in parts for name, value in own.items() if isinstance(value, Tensor)}
 
 
 def _check_outputs(net: nn.Module, spaces: Spaces, network: str) -> None:

@@ -40,6 +40,12 @@ class ColourEnv(gym.Env):
         return (noise + COLOURS).astype(np.uint8)
 
 
+def test_pixel_norm_in_float32_does_not_change_its_statistics_in_a_call():
+    norm = PixelNorm((3, 3)).float()  # then no copy is made of them for the call
+    first, second = (norm(torch.full((1, 4, 3, 3), 200.0)) for _ in range(2))
+    assert torch.equal(first, second) and (norm.var == 64.0**2).all()
+
+
 @pytest.fixture
 def colour_env():
     gym.register("Colours-v0", entry_point=ColourEnv)

@@ -140,4 +140,4 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         return precision
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32

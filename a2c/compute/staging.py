@@ -38,7 +38,8 @@ class Staging:
         """
         self.device, self.newest_only = obs.device, newest_only
         self.crosses = newest_only or obs.device.type != "cpu"
-        self.obs, self.newest = (self._buffer(like) for like in (obs, obs[:, -1])) if self.crosses else (obs, obs)
+        self.obs = self._buffer(obs) if self.crosses else obs
+        self.newest = self._buffer(obs[:, -1]) if newest_only else obs
         self.rows = self._buffer(torch.zeros(len(obs), dtype=torch.int64))
         self.actions = self._buffer(torch.zeros(len(obs), dtype=torch.int64))
         self.done = torch.cuda.Event() if obs.device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -114,6 +114,9 @@ def _make_other(spec: EnvSpec, render_mode: str | None) -> gym.Env:
         env.close()
         raise ValueError(f"env must have a discrete action space, got {env.action_space} of {spec.id}")
     space = env.observation_space
+    if not space.is_np_flattenable:
+        env.close()
+        raise ValueError(f"env must have observations of a fixed size, got {space} of {spec.id}")
     if not isinstance(space, gym.spaces.Box):
         return FlattenObservation(env)
     if len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= LEAST_IMAGE:  # [H, W] -> [1, H, W]

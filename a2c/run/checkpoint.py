@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickletools
 import re
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     write_atomically(path, content.getbuffer())
     if keep_previous:
         os.replace(second, path.with_name(PREVIOUS))
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Let the files' new names in `path` survive a power failure."""
+    with suppress(OSError):  # Windows cannot open a directory, and some file systems cannot sync one
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -188,6 +200,7 @@ def _empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = No
     with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
         net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
         if custom:
+            net = copy.deepcopy(net)  # the function may always return the same one, such as one in training
             check_network(net, spaces)
     return net
 

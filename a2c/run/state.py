@@ -70,9 +70,13 @@ class RunState:
         return parts[self.ranks.rank] if len(parts) == self.ranks.size else None
 
     def check_new(self) -> None:
-        """RuntimeError after `start`."""
+        """RuntimeError after `start` or `close`."""
         if self.started:
             raise RuntimeError("a Trainer runs once; make another one")
+
+    def close(self) -> None:
+        """End the state's use: a later `start` raises RuntimeError."""
+        self.started = True
 
     def start(self) -> bool:
         """Start the algorithm and the clock; True if the running episodes of a loaded checkpoint continue.

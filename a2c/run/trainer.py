@@ -235,5 +235,5 @@ class Trainer:
         """End threads, environments, outputs and lock, each whatever happens to the others."""
         with ExitStack() as closing_all:
             closing_all.callback(self.lock.release)
-            for part in (self.ranks, self.outputs, self.algorithm, self.compute):
+            for part in (self.ranks, self.outputs, self.algorithm, self.compute, self.state):
                 closing_all.callback(part.close)  # called in reverse order: the threads that use environments end first

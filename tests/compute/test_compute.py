@@ -218,7 +218,7 @@ def test_auto_precision_is_bfloat16_where_the_hardware_multiplies_it(device, nat
     def is_bf16_supported(including_emulation=True):
         return native or including_emulation
 
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": native, "avx512_vnni": True})
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
     assert resolve_precision("auto", torch.device(device)) is (torch.bfloat16 if native else torch.float32)
     for precision in ("float32", "bfloat16"):

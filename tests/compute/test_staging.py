@@ -58,6 +58,14 @@ def test_other_observations_cross_whole():
     assert out.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_single_numbers_cross_to_a_device():
+    with FakeDevice():
+        staging = Staging(torch.zeros(2, dtype=torch.uint8, device=DEVICE), newest_only=False)
+        out = torch.zeros(2, dtype=torch.uint8, device=DEVICE)
+        staging.store(np.array([5, 6], np.uint8), np.zeros(2, bool), out, out)
+        assert out.value.tolist() == [5, 6]
+
+
 @pytest.mark.parametrize("frames", [1, 2])
 def test_stacks_of_few_frames(frames):
     config = Config(env="PongNoFrameskip-v4", backend="sync", frame_stack=frames, **SMALL)

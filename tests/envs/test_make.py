@@ -29,7 +29,7 @@ from a2c.compute.compute import Compute
 from a2c.config.config import Config
 from a2c.config.resolve import resolve
 from a2c.envs.make import make_envs, make_groups
-from a2c.envs.single import find_spec, make_env, probe_spaces
+from a2c.envs.single import find_spec, make_env, probe_spaces, register_env
 from a2c.envs.vector_env import MonitoredVectorEnv
 from a2c.learner import Learner
 from a2c.processes.errors import WorkerError
@@ -76,6 +76,16 @@ def test_make_envs_names_the_nearest_ids_for_an_unknown_one_and_starts_no_proces
 def test_make_envs_refuses_continuous_actions(backend):
     with pytest.raises(ValueError, match="env must have a discrete action space, got Box"):
         make_envs(Config(env="MountainCarContinuous-v0", backend=backend, num_envs=2))
+
+
+@pytest.mark.parametrize("backend", ["async", "sync"])
+def test_make_envs_refuses_observations_without_a_fixed_size(backend):
+    class Growing(gym.Env):
+        action_space = gym.spaces.Discrete(2)
+        observation_space = gym.spaces.Sequence(gym.spaces.Discrete(3))
+
+    with pytest.raises(ValueError, match=r"^env must have observations of a fixed size, got Sequence\(.* of custom/G"):
+        make_envs(Config(env=register_env(Growing), backend=backend, num_envs=2))
 
 
 def test_make_envs_refuses_another_number_of_seeds_than_of_environments():

@@ -364,6 +364,37 @@ def test_own_network_that_is_given_other_numbers_than_its_own_is_refused_in_bflo
     a2c.Trainer(tiny(tmp_path / "run"), network=Float32).close()
 
 
+def test_own_network_of_several_threads_must_not_store_tensors_of_a_call_on_itself(tmp_path):
+    class Storing(TwoLayers):
+        def forward(self, obs):
+            self.body.features = self.body(obs)
+            return self.policy(self.body.features), self.value(self.body.features)
+
+    class Constant(TwoLayers):
+        scale = None
+
+        def forward(self, obs):
+            if self.scale is None:
+                self.scale = torch.ones(())
+            return super().forward(obs * self.scale)
+
+    with pytest.raises(ValueError, match=r"must not store a tensor on itself in a call, as it does in body\.features,"):
+        a2c.Trainer(tiny(tmp_path / "run", threads=2), network=Storing)
+    assert not (tmp_path / "run").exists()
+    a2c.Trainer(tiny(tmp_path / "run", threads=1, stop_after=80), network=Storing).run()
+    a2c.Trainer(tiny(tmp_path / "other", threads=2), network=Constant).close()
+
+
+def test_a_network_in_training_can_be_evaluated_and_goes_on_unchanged(tmp_path):
+    net = TwoLayers((4,), 2)
+    trainer = a2c.Trainer(tiny(tmp_path / "run", checkpoint_every=80), network=lambda input_shape, n_actions: net)
+    for progress in trainer:
+        if progress.env_steps == 160:
+            now = {name: value.clone() for name, value in net.state_dict().items()}
+            a2c.evaluate(tmp_path / "run", 1, network=lambda input_shape, n_actions: net)  # of an older checkpoint
+            assert same(now, net.state_dict()) and net.training
+
+
 def test_own_network_must_be_a_function_and_have_something_to_learn(tmp_path):
     def frozen(input_shape, n_actions):
         return TwoLayers(input_shape, n_actions).requires_grad_(False)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from stat import S_ISDIR
 
 import pytest
 import torch
@@ -90,10 +91,23 @@ def test_checkpoint_before_the_last_is_kept_and_offered(hard_links, tmp_path, mo
 
 def test_checkpoint_is_on_disk_before_it_replaces_the_old_file(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("directory" if S_ISDIR(os.fstat(fd).st_mode) else "file"))
     monkeypatch.setattr(os, "replace", lambda source, target: calls.append("replace"))
     save_checkpoint(tmp_path / "latest.pt", state_of(TinyNet()))
-    assert calls == ["fsync", "replace"]
+    assert calls == ["file", "replace", "directory"]
+
+
+def test_checkpoint_is_written_where_a_directory_cannot_be_synced(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def refuse(fd):
+        if S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError("Invalid argument")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    save_checkpoint(tmp_path / "latest.pt", state_of(TinyNet()))
+    assert load_checkpoint(tmp_path / "latest.pt")["env_steps"] == 40
 
 
 def test_best_checkpoint_that_is_damaged_names_the_last_one_where_there_is_one(tmp_path):

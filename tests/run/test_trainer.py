@@ -247,6 +247,10 @@ def test_a_trainer_runs_once(tmp_path):
     with pytest.raises(RuntimeError, match="runs once"):
         trainer.start()
     assert trainer.result().exit_code == 0  # of the first run, whatever came after it
+    closed = Trainer(tiny(tmp_path / "closed"))
+    closed.close()
+    with pytest.raises(RuntimeError, match="runs once"):
+        closed.run()
 
 
 def test_trainer_with_deterministic_gives_the_same_bits_and_restores_torch_settings(run_dir, tmp_path):
