@@ -15,10 +15,11 @@ from a2c.compute.optimizer import load_optimizer, make_optimizer, set_learning_r
 from a2c.compute.replica import copy_buffers, make_replica, sync_replica, with_own_statistics
 from a2c.compute.staging import to_device
 from a2c.config.config import Config
+from a2c.custom_network import check_network
 from a2c.envs.single import Spaces
 from a2c.networks import NetworkFn, make_network
 from a2c.normalizers import FrameNorm, PixelNorm
-from a2c.policy import check_network, count_rewards, exploration_noise
+from a2c.policy import count_rewards, exploration_noise
 from a2c.rollout import Rollout, split_edges
 from a2c.update import Minibatch, Terms, check_steps, clipped_step, compute_gradients, describe_update, sum_gradients
 

@@ -19,7 +19,7 @@ SUBPACKAGES = {  # in the order of imports; None: the files of the method, which
     "compute": ("ranks", "torch_ranks", "compute", "staging", "graphs", "replica", "optimizer"),
     None: (
         *("normalizers", "networks", "policy", "returns", "rollout", "collector", "transitions", "losses", "update"),
-        *("learner", "unpack_batch"),
+        *("custom_network", "learner", "unpack_batch"),
     ),
     "algorithms": ("base", "windows", "captured", "worker_tasks", "a2c", "a3c", "predictor", "ga3c"),
     "metrics": (

@@ -17,10 +17,10 @@ import torch
 
 from a2c import __version__
 from a2c.config.config import Config
+from a2c.custom_network import check_network
 from a2c.envs.single import CUSTOM_NAMESPACE, Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import NetworkFn, make_network
-from a2c.policy import check_network
 from a2c.processes.errors import RankError, WorkerError, with_notes_of
 from a2c.run.values import to_arrays, to_tensors
 
