@@ -378,7 +378,7 @@ def test_own_network_of_several_threads_must_not_store_tensors_of_a_call_on_itse
                 self.scale = torch.ones(())
             return super().forward(obs * self.scale)
 
-    with pytest.raises(ValueError, match=r"must not store a tensor on itself in a call, as it does in body\.features: s"):
+    with pytest.raises(ValueError, match=r"must not store a tensor on itself in a call, .* in body\.features: s"):
         a2c.Trainer(tiny(tmp_path / "run", threads=2), network=Storing)
     assert not (tmp_path / "run").exists()
     a2c.Trainer(tiny(tmp_path / "run", threads=1, stop_after=80), network=Storing).run()
