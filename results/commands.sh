@@ -52,8 +52,8 @@ a2c compare runs/results/a2c-strict --preset a2c-strict --seeds 360..363 --jobs 
 a2c compare runs/results/cartpole --preset cartpole --vary algorithm=a2c,a3c,ga3c --seeds 250..299 --jobs 2
 a2c compare runs/results/cartpole-lstm --preset cartpole-lstm --seeds 250..299 --jobs 2
 
-# One setting for all games: a seed each, of some a second one, 10 million decisions or fewer. At the commit of these runs, the entropy bonus
-# of atari was constant: today the two flags of the bonus are part of the preset.
+# One setting for all games: one seed each (Breakout: two), 10 million decisions or fewer. At the commit of these runs,
+# the entropy bonus of atari was constant: today the two flags of the bonus are part of the preset.
 a2c compare runs/results/atari/beamrider --preset atari --env BeamRiderNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 32 --threads 1 --jobs 1
 a2c compare runs/results/atari/breakout --preset atari --env BreakoutNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 52 --threads 1 --jobs 1
 a2c compare runs/results/atari/enduro --preset atari --env EnduroNoFrameskip-v4 --entropy-hold 0.4 --entropy-final 0.1 --seeds 57 --threads 2 --jobs 1

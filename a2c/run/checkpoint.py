@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import pickletools
@@ -17,7 +16,7 @@ import torch
 
 from a2c import __version__
 from a2c.config.config import Config
-from a2c.custom_network import check_network
+from a2c.custom_network import check_network, make_apart
 from a2c.envs.single import CUSTOM_NAMESPACE, Spaces
 from a2c.metrics.files import TEMPORARY, write_atomically
 from a2c.networks import NetworkFn, make_network
@@ -198,9 +197,8 @@ def _empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = No
     if custom and config.network != "custom":
         raise ValueError(f"it is the built-in network {config.network}: leave out the argument network")
     with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
-        net = make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
+        net = make_apart(lambda: make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom))
         if custom:
-            net = copy.deepcopy(net)  # the function may always return the same one, such as one in training
             check_network(net, spaces)
     return net
 

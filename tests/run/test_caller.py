@@ -10,6 +10,7 @@ import pytest
 import torch
 from runs import tiny
 from torch import nn
+from torch.nn.utils import prune
 
 import a2c
 from a2c.algorithms.base import TrainingStats, merge_stats
@@ -364,35 +365,100 @@ def test_own_network_that_is_given_other_numbers_than_its_own_is_refused_in_bflo
     a2c.Trainer(tiny(tmp_path / "run"), network=Float32).close()
 
 
-def test_own_network_of_several_threads_must_not_store_tensors_of_a_call_on_itself(tmp_path):
-    class Storing(TwoLayers):
-        def forward(self, obs):
-            self.body.features = self.body(obs)
-            return self.policy(self.body.features), self.value(self.body.features)
+class Storing(TwoLayers):
+    """Stores a tensor in each call, where `store` says."""
 
+    def forward(self, obs):
+        hidden = self.body(obs)
+        self.store(hidden)
+        return self.policy(hidden), self.value(hidden)
+
+    def store(self, hidden):
+        self.body.features = hidden
+
+
+class InTuple(Storing):
+    def store(self, hidden):
+        self.hidden = (hidden, hidden)
+
+
+class InBuffer(Storing):
+    def __init__(self, input_shape, n_actions):
+        super().__init__(input_shape, n_actions)
+        self.register_buffer("hidden", torch.zeros(1, 8))
+
+    def store(self, hidden):
+        self.hidden = hidden.detach()
+
+
+class OfOneSize(Storing):
+    mask = None
+
+    def store(self, hidden):
+        if self.mask is None or len(self.mask) != len(hidden):
+            self.mask = torch.ones(len(hidden), 1)
+
+
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [(Storing, "body.features"), (InTuple, "hidden.0"), (InBuffer, "hidden"), (OfOneSize, "mask")],
+)
+def test_own_network_of_several_threads_must_not_store_tensors_of_a_call_on_itself(tmp_path, network, name):
+    with pytest.raises(ValueError, match=f"must not store a tensor on itself in a call, as it does in {name}: several"):
+        a2c.Trainer(tiny(tmp_path / "run", threads=2), network=network)
+    assert not (tmp_path / "run").exists()
+    a2c.Trainer(tiny(tmp_path / "run", threads=1, stop_after=80), network=network).run()
+
+
+def test_own_network_of_several_threads_may_store_constants_and_keeps_its_buffers(tmp_path):
     class Constant(TwoLayers):
         scale = None
+
+        def __init__(self, input_shape, n_actions):
+            super().__init__(input_shape, n_actions)
+            self.body.append(nn.BatchNorm1d(8))
 
         def forward(self, obs):
             if self.scale is None:
                 self.scale = torch.ones(())
             return super().forward(obs * self.scale)
 
-    with pytest.raises(ValueError, match=r"must not store a tensor on itself in a call, .* in body\.features: s"):
-        a2c.Trainer(tiny(tmp_path / "run", threads=2), network=Storing)
-    assert not (tmp_path / "run").exists()
-    a2c.Trainer(tiny(tmp_path / "run", threads=1, stop_after=80), network=Storing).run()
-    a2c.Trainer(tiny(tmp_path / "other", threads=2), network=Constant).close()
+    one, two = (a2c.Trainer(tiny(tmp_path / "run", threads=threads), network=Constant) for threads in (1, 2))
+    assert same(one.learner.net.state_dict(), two.learner.net.state_dict())
+    one.close()
+    two.close()
 
 
-def test_a_network_in_training_can_be_evaluated_and_goes_on_unchanged(tmp_path):
-    net = TwoLayers((4,), 2)
-    trainer = a2c.Trainer(tiny(tmp_path / "run", checkpoint_every=80), network=lambda input_shape, n_actions: net)
-    for progress in trainer:
+@pytest.mark.parametrize("network", [TwoLayers, Storing])
+def test_a_network_in_training_can_be_evaluated_and_goes_on_unchanged(tmp_path, network):
+    net, config = network((4,), 2), tiny(tmp_path / "run", checkpoint_every=80, threads=1)
+    for progress in a2c.Trainer(config, network=lambda input_shape, n_actions: net):
         if progress.env_steps == 160:
             now = {name: value.clone() for name, value in net.state_dict().items()}
             a2c.evaluate(tmp_path / "run", 1, network=lambda input_shape, n_actions: net)  # of an older checkpoint
             assert same(now, net.state_dict()) and net.training
+
+
+def pruned(input_shape, n_actions):
+    net = TwoLayers(input_shape, n_actions)
+    prune.random_unstructured(net.body[0], "weight", 0.5)
+    return net
+
+
+def closing_over_layers(input_shape, n_actions):
+    net = TwoLayers(input_shape, n_actions)
+    net.forward = lambda obs: (net.policy(net.body(obs)), net.value(net.body(obs)))
+    return net
+
+
+@pytest.mark.parametrize("network", [pruned, closing_over_layers])
+def test_own_network_that_cannot_be_copied_is_resumed_and_played(tmp_path, network):
+    a2c.Trainer(tiny(tmp_path / "run", threads=1, stop_after=160), network=network).run()
+    a2c.Trainer.resume(tmp_path / "run", network=network).run()
+    agent = a2c.load(tmp_path / "run", checkpoint="latest.pt", network=network)
+    net, obs = network((4,), 2), torch.ones(1, 4)
+    net.load_state_dict(network_of(tmp_path / "run"))
+    assert torch.equal(agent.policy.net(obs)[0], net(obs)[0])
 
 
 def test_own_network_must_be_a_function_and_have_something_to_learn(tmp_path):
