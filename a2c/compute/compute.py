@@ -140,4 +140,5 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         return precision
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    # torch.cpu.get_capabilities, which is public, came with torch 2.11.
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32

@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 
 def _sync_directory(path: Path) -> None:
     """Let the files' new names in `path` survive a power failure."""
-    with suppress(OSError):  # Windows cannot open a directory, and some file systems cannot sync one
+    with suppress(OSError):  # some file systems cannot sync a directory
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -197,9 +198,11 @@ def _empty_network(config: Config, spaces: Spaces, custom: NetworkFn | None = No
     if custom and config.network != "custom":
         raise ValueError(f"it is the built-in network {config.network}: leave out the argument network")
     with torch.device("cpu" if custom else "meta"), torch.random.fork_rng(devices=[]):  # the caller's stays
-        net = make_apart(lambda: make_network(config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom))
-        if custom:
-            check_network(net, spaces)
+        make = partial(make_network, config, spaces.obs_shape, spaces.n_actions, spaces.stacked, custom)
+        if not custom:
+            return make()
+        net = make_apart(make)
+        check_network(net, spaces)
     return net
 
 

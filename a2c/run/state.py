@@ -75,7 +75,7 @@ class RunState:
             raise RuntimeError("a Trainer runs once; make another one")
 
     def close(self) -> None:
-        """End the state's use: a later `start` raises RuntimeError."""
+        """Let a later `start` raise RuntimeError."""
         self.started = True
 
     def start(self) -> bool:
