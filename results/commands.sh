@@ -99,7 +99,7 @@ done
 for game in beamrider enduro spaceinvaders; do  # a whole episode of Enduro would take 4 MB
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp" --max-length 1200
 done
-a2c record runs/results/second-seeds/breakout --out runs/results/second-seeds/breakout/film.webp --max-length 3000  # of 13,413
+a2c record runs/results/second-seeds/breakout --out runs/results/second-seeds/breakout/film.webp --max-length 2000  # of 13,413
 
 for about in runs/results/{,atari/,second-seeds/}*/about.json; do
     name=${about#runs/results/} && name=${name%/about.json}
