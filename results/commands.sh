@@ -96,7 +96,7 @@ done
 for game in boxing breakout freeway mspacman pong qbert seaquest second-seeds/qbert; do
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp"
 done
-for game in beamrider enduro spaceinvaders; do  # a whole episode of Enduro would take 4 MB
+for game in beamrider enduro spaceinvaders atari/enduro; do  # a whole episode of Enduro would take 4 MB
     a2c record "runs/results/$game" --out "runs/results/$game/film.webp" --max-length 1200
 done
 a2c record runs/results/second-seeds/breakout --out runs/results/second-seeds/breakout/film.webp --max-length 2000  # of 13,413
